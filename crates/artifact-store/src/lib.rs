@@ -17,6 +17,7 @@ mod conditions;
 mod digest;
 mod error;
 mod hub;
+mod kept;
 mod local;
 mod object_name;
 mod request;
@@ -200,6 +201,22 @@ impl Store {
         workspace: &str,
     ) -> Result<Option<Content>, StoreError> {
         self.service.open_state(organization, workspace).await
+    }
+
+    /// The names of the states that are kept for a workspace and not stored. A hub is asked once.
+    pub async fn kept_states(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Vec<String>, StoreError> {
+        if let Some(hub) = &self.hub {
+            return Ok(hub.artifacts().await?.kept.clone());
+        }
+        let Some(store) = &self.served else {
+            return Ok(Vec::new());
+        };
+        let kept = store.kept_states(organization, workspace).await?;
+        Ok(kept.states.into_keys().collect())
     }
 
     /// The name under which a step publishes its state.

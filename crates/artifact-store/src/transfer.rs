@@ -1,7 +1,7 @@
 //! Content that passes through a process: a hub gets it from one side, and sends it to the other.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Cursor, Read};
 
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
@@ -21,6 +21,16 @@ pub struct Upload {
     pub digest: Digest,
 }
 
+impl Upload {
+    /// An upload of bytes in memory.
+    pub fn of(bytes: Bytes) -> Self {
+        Self {
+            digest: Digest::of_rest(&mut &bytes[..]).expect("memory can be read"),
+            content: Box::new(Cursor::new(bytes)),
+        }
+    }
+}
+
 /// Content on its way out of a store.
 pub struct Content {
     pub size_bytes: u64,
@@ -30,6 +40,16 @@ pub struct Content {
 }
 
 impl Content {
+    /// Reads all of it, if it has at most `limit` bytes. `object` names it.
+    pub async fn collect(self, object: &str, limit: u64) -> Result<Bytes, StoreError> {
+        StoreError::unless_fits(object, self.size_bytes, limit)?;
+        let (mut whole, mut chunks) = (Vec::new(), self.chunks);
+        while let Some(chunk) = chunks.try_next().await? {
+            whole.extend_from_slice(&chunk);
+        }
+        Ok(whole.into())
+    }
+
     /// A reader for a thread that may block, within a runtime.
     pub fn into_blocking_reader(self) -> impl Read + Send {
         let chunks = self.chunks.map_err(io::Error::other).boxed();
@@ -69,18 +89,6 @@ impl Condition {
             Self::Any => true,
             Self::Absent => version.is_none(),
             Self::Version(known) => version == Some(known.as_str()),
-        }
-    }
-}
-
-impl Upload {
-    /// Content that is in memory.
-    pub(crate) fn of(bytes: Vec<u8>) -> Self {
-        let mut hasher = Hasher::default();
-        hasher.update(&bytes);
-        Self {
-            content: Box::new(io::Cursor::new(bytes)),
-            digest: hasher.finish(),
         }
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! - [`upload`] receives contents, and limits how many are in progress.
 //! - [`state`] is the state of a workspace. [`check`] decides whether a state may follow another one, and [`seen`] notes what a task
-//!   was given. [`kept`] keeps what is refused. [`locks`] locks the state as the tool's own backend does. [`changes`] lets the
-//!   changes of both follow each other.
+//!   was given. [`kept`] keeps what is refused, and lists it. [`locks`] locks the state as the tool's own backend does. [`changes`]
+//!   lets the changes of both follow each other.
 
 mod changes;
 mod check;
@@ -216,6 +216,9 @@ async fn names(
     let (head, _) = request.into_parts();
     let allowed = allow(&hub, &head, (&task, &lease), when).await?;
     let store = hub.artifacts.store()?;
+    let task = &allowed.task;
+    let kept = store.kept_states(&task.organization, &task.workspace).await;
+    let kept = kept.map_err(|error| failed(&error))?;
     let reference = |artifact: Artifact| {
         let reference = store.reference(&allowed.key(artifact));
         (artifact.name().to_owned(), reference)
@@ -223,6 +226,7 @@ async fn names(
     Ok(axum::Json(Artifacts {
         references: Artifact::ALL.map(reference).into(),
         state_name: allowed.state_name(),
+        kept: kept.states.into_keys().collect(),
     })
     .into_response())
 }

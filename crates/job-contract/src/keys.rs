@@ -10,6 +10,9 @@ pub const PLAN_FILES_FILE: &str = "mayflyPlanFiles.tar.gz";
 /// File name of a plan step's record about its plan.
 const PLAN_RECORD_FILE: &str = "mayflyPlan.json";
 
+/// File name of the list of a workspace's states that are kept and not stored.
+const KEPT_STATES_FILE: &str = "mayflyKeptStates.json";
+
 /// File name of a workspace's current state.
 const STATE_FILE: &str = "terraform.tfstate";
 
@@ -104,6 +107,11 @@ impl ObjectKey {
     /// A state that the tool could not store, until it is stored.
     pub fn errored_state(organization: &str, workspace: &str, job: &str, step: &str) -> Self {
         Self::state_raw(organization, workspace, &errored_state_name(job, step))
+    }
+
+    /// The list of a workspace's states that are kept and not stored. Contract 6.4.
+    pub fn kept_states(organization: &str, workspace: &str) -> Self {
+        Self::state(format!("{organization}/{workspace}/{KEPT_STATES_FILE}"))
     }
 
     /// Stored log of a step. Contract 6.3.
@@ -246,6 +254,10 @@ mod tests {
         assert_eq!(
             ObjectKey::errored_state("org", "ws", "412", "step").path,
             "org/ws/state/errored-412-step.raw.json"
+        );
+        assert_eq!(
+            ObjectKey::kept_states("org", "ws").path,
+            "org/ws/mayflyKeptStates.json"
         );
         let output = ObjectKey::step_output("org", "412", "step");
         assert_eq!(

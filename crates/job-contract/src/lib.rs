@@ -18,6 +18,7 @@ pub mod identity;
 pub mod java_options;
 pub mod job;
 pub mod jwt;
+pub mod kept_state;
 pub mod keys;
 pub mod labels;
 pub mod pairs;

@@ -23,6 +23,9 @@ pub struct Artifacts {
     pub references: BTreeMap<String, String>,
     /// The name under which the step publishes its state.
     pub state_name: String,
+    /// States of the workspace that are kept and not stored. No run plans then.
+    #[serde(default)]
+    pub kept: Vec<String>,
 }
 
 /// Returns the value of [`CONTENT_DIGEST`] for a SHA-256 in hexadecimal.

@@ -1,6 +1,7 @@
 //! What the hub refuses of states and artifacts: what follows nothing that its run has seen, and what comes too late.
 
-use job_contract::keys::ObjectKey;
+use job_contract::keys::{ObjectKey, errored_state_name};
+use pool_protocol::artifact::Artifacts;
 use pool_protocol::token::PoolToken;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -23,6 +24,14 @@ impl Holder {
         );
         let kept = self.store.object(&key.in_bucket()).unwrap()?;
         Some(serde_json::from_str(&kept).unwrap())
+    }
+
+    /// The states that hold the runs of the workspace back, as each executor learns of them.
+    async fn listed(&self) -> Vec<String> {
+        let (status, names) = self.send("GET", "artifacts", b"").await;
+        assert_eq!(status, StatusCode::OK, "{names}");
+        let names: Artifacts = serde_json::from_str(&names).unwrap();
+        names.kept
     }
 
     /// A request whose body the hub waits for: it has let the request pass.
@@ -93,6 +102,9 @@ async fn a_state_follows_what_its_run_was_given_last_and_not_what_a_rescue_reads
     lease.store.put(&key, &state(3, "l")).unwrap();
     let (status, text) = lease.write(4, "l").await;
     assert_eq!(status, StatusCode::CONFLICT, "it has seen none: {text}");
+    let task = &lease.lease.task;
+    let name = errored_state_name(&task.job_id, &task.step_id);
+    assert_eq!(lease.listed().await, [name]);
     let read = lease.send("GET", "state?rescue=true", b"").await;
     assert_eq!(read.0, StatusCode::OK);
     let (status, text) = lease.write(4, "l").await;
@@ -104,6 +116,7 @@ async fn a_state_follows_what_its_run_was_given_last_and_not_what_a_rescue_reads
     assert_eq!(lease.send("GET", "state", b"").await.0, StatusCode::OK);
     assert_eq!(lease.write(4, "l").await.0, OK);
     assert_eq!(lease.write(5, "l").await.0, OK);
+    assert_eq!(lease.listed().await, [""; 0]);
     lease.store.put(&key, &state(6, "l")).unwrap();
     let (status, text) = lease.write(7, "l").await;
     assert_eq!(status, StatusCode::CONFLICT, "{text}");
@@ -124,6 +137,7 @@ async fn a_step_that_changes_no_state_only_reads_it_unless_the_operator_lets_its
     }
     assert_eq!(lease.serial(), None);
     assert_eq!(lease.kept().unwrap()["serial"], 1);
+    assert_eq!(lease.listed().await, [""; 0], "it has made nothing");
 
     let fixture = &lease.fixture;
     let token = format!("{{id: t0, sha256: {}}}", fixture.token.digest());

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::changes::{SAVE, place, to_its_end};
 use super::check::{Check, Refused, check_lock, has_seen, is_about_state, may_change, stored};
 use super::head::{HeadScanner, StateHead};
-use super::kept::keep;
+use super::kept::{keep, unlist};
 use super::seen::noted;
 use super::upload::{self, Incoming, WhyRefused};
 use super::{Answer, MIB, again, allow, check_again, failed, forget, no_method, respond, turn};
@@ -210,11 +210,12 @@ async fn store(check: Check, mut incoming: Incoming, was_allowed: bool) -> Resul
     let refused = runtime::lock(&refused).take();
     match (put, refused) {
         (Ok(()), _) => {
+            unlist(&hub, &task).await?;
             hub.store.stored_state(task.task, Some(&sha256)).await?;
             info!(task = %task.task, workspace_id = task.workspace, "a state was stored");
             Ok(())
         }
-        (Err(StoreError::Broken(_)), Some(Refused::AlreadyThere)) => Ok(()),
+        (Err(StoreError::Broken(_)), Some(Refused::AlreadyThere)) => unlist(&hub, &task).await,
         (Err(StoreError::Broken(_)), Some(Refused::Because(why))) => {
             warn!(task = %task.task, workspace_id = task.workspace, ?why, "a state was refused");
             if was_allowed && is_about_state(&why) {

@@ -12,7 +12,7 @@ use super::timeline;
 use super::words::{
     ago, end_advice, end_sentence, moment, run_badge, span, wait_advice, wait_reason,
 };
-use crate::artifacts::kept::ADVICE as ADVICE_ON_STATE;
+use crate::artifacts::kept;
 use crate::pools::Boundary;
 use crate::tails::Part;
 
@@ -81,7 +81,7 @@ fn callout(page: &RunPage) -> Markup {
         @if let Some(kept) = &page.kept {
             div.callout.bad {
                 p.sentence { "A state of this run is not stored. It is kept in " code { (kept) } "." }
-                (advise(&format!("Before the next run, {ADVICE_ON_STATE}.")))
+                (advise(&format!("Before the next run, {}.", kept::advice(task))))
             }
         }
         @if let Some(wait) = task.wait {

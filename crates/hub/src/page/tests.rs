@@ -153,14 +153,20 @@ fn run_page(task: TaskView) -> RunPage {
 fn a_state_that_is_kept_is_named_with_what_to_do() {
     let page = RunPage {
         kept: Some("tfstate/org/ws/state/errored-1-2.raw.json".to_owned()),
-        ..run_page(ended(EndReason::Lost, ""))
+        ..run_page(TaskView {
+            kind: "terraformApply".to_owned(),
+            ..ended(EndReason::Lost, "")
+        })
     };
     let page = run::render(&page).into_string();
-    for words in ["tfstate/org/ws/state/errored-1-2.raw.json", "`state push`"] {
+    for words in [
+        "tfstate/org/ws/state/errored-1-2.raw.json",
+        "`api-launcher state store ",
+    ] {
         assert!(page.contains(words), "{words}: {page}");
     }
     let without = run::render(&run_page(ended(EndReason::Lost, ""))).into_string();
-    assert!(!without.contains("state push"), "{without}");
+    assert!(!without.contains("state store"), "{without}");
 }
 
 fn pool_page(open: Vec<TaskView>) -> PoolPage {

@@ -45,6 +45,11 @@ impl SeenState {
         let found = sha256.unwrap_or(NONE);
         self.seen == found || self.seen == UNKNOWN || self.storing.as_deref() == Some(found)
     }
+
+    /// Returns the SHA-256 of the state that the task was given or has stored last; `None` if there was none, or it is not known.
+    pub fn last(&self) -> Option<&str> {
+        Some(&*self.seen).filter(|seen| !matches!(*seen, NONE | UNKNOWN))
+    }
 }
 
 impl Store {

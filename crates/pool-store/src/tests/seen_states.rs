@@ -22,6 +22,7 @@ async fn a_task_has_seen_what_it_was_given_or_has_stored_last(
     let task = running.grant.task;
     let seen = fixture.store.seen_state(task).await.unwrap();
     assert!(seen.is(None) && !seen.is(Some(ONE)), "it has seen none");
+    assert_eq!(seen.last(), None);
     fixture.store.saw_state(task, Some(ONE)).await.unwrap();
     fixture.store.saw_state(task, Some(TWO)).await.unwrap();
     let seen = fixture.store.seen_state(task).await.unwrap();
@@ -40,7 +41,7 @@ async fn a_task_has_seen_what_it_was_given_or_has_stored_last(
     stored.unwrap();
     let seen = fixture.store.seen_state(task).await.unwrap();
     assert!(seen.is(Some(THREE)) && !seen.is(Some(TWO)));
-    assert_eq!(seen.kept, None);
+    assert_eq!((seen.kept.as_deref(), seen.last()), (None, Some(THREE)));
 
     // The last bytes of an older state came after that.
     fixture.store.saw_state(task, Some(TWO)).await.unwrap();

@@ -1,0 +1,100 @@
+//! The list of the states that are kept for a workspace and not stored. Runs look at it before they plan.
+
+use std::io;
+use std::path::Path;
+
+use job_contract::kept_state::KeptStates;
+use job_contract::keys::ObjectKey;
+
+use crate::error::{OBJECT, StoreError};
+use crate::served::ServedStore;
+use crate::transfer::{Condition, Upload};
+
+/// The largest list.
+const LARGEST: u64 = 1024 * 1024;
+/// How often a list is changed again that somebody else has changed meanwhile.
+const ATTEMPTS: usize = 5;
+
+impl ServedStore {
+    /// The states that are kept for a workspace and not stored.
+    pub async fn kept_states(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<KeptStates, StoreError> {
+        let key = ObjectKey::kept_states(organization, workspace);
+        self.list_at(&key).await.map(|(list, _)| list)
+    }
+
+    /// Changes the list of these states. The change is made again if somebody else has changed the list meanwhile.
+    pub async fn change_kept_states(
+        &self,
+        organization: &str,
+        workspace: &str,
+        change: impl Fn(&mut KeptStates) + Send + Sync,
+    ) -> Result<(), StoreError> {
+        let key = ObjectKey::kept_states(organization, workspace);
+        for _ in 0..ATTEMPTS {
+            let (before, condition) = self.list_at(&key).await?;
+            let mut list = before.clone();
+            change(&mut list);
+            if list == before {
+                return Ok(());
+            }
+            let text = serde_json::to_vec(&list).expect("names and digests are a document");
+            let upload = Upload::of(text.into());
+            match self.put(&key, upload, &condition).await {
+                Err(StoreError::Changed { .. }) => {}
+                stored => return stored,
+            }
+        }
+        let object = key.in_bucket();
+        Err(StoreError::Changed { object })
+    }
+
+    async fn list_at(&self, key: &ObjectKey) -> Result<(KeptStates, Condition), StoreError> {
+        let found = match self.read(key).await {
+            // Services refuse to say that an object does not exist if the credentials may not list objects.
+            Err(StoreError::Refused { .. }) => return Ok((KeptStates::default(), Condition::Any)),
+            found => found?,
+        };
+        let condition = Condition::unchanged(found.as_ref());
+        let Some(content) = found else {
+            return Ok((KeptStates::default(), condition));
+        };
+        let object = key.in_bucket();
+        let text = content.collect(&object, LARGEST).await?;
+        let list = serde_json::from_slice(&text).map_err(|error| {
+            let error = io::Error::new(io::ErrorKind::InvalidData, error);
+            StoreError::read(OBJECT, Path::new(&object))(error)
+        })?;
+        Ok((list, condition))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use job_contract::kept_state::KeptState;
+
+    use crate::Store;
+
+    #[tokio::test]
+    async fn concurrent_changes_of_a_list_are_all_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::local(folder.path());
+        let served = store.served().unwrap();
+        let add = |name: &'static str| {
+            served.change_kept_states("o", "w", move |list| {
+                list.states.insert(name.to_owned(), KeptState::default());
+            })
+        };
+        let (one, two) = tokio::join!(add("errored-1-s"), add("errored-2-s"));
+        one.and(two).unwrap();
+        let names = store.kept_states("o", "w").await.unwrap();
+        assert_eq!(names, ["errored-1-s", "errored-2-s"]);
+        assert!(store.kept_states("o", "other").await.unwrap().is_empty());
+        let removed = served.change_kept_states("o", "w", |list| list.states.clear());
+        removed.await.unwrap();
+        assert!(store.kept_states("o", "w").await.unwrap().is_empty());
+    }
+}
