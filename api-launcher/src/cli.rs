@@ -12,6 +12,7 @@ use runtime::setting::parse_over_environment;
 #[cfg(feature = "kubernetes")]
 pub use self::kubernetes::KubernetesCommand;
 use crate::run::args::RunArgs;
+use crate::state_command::StateArgs;
 
 /// Launches Terraform and OpenTofu runs, one step per executor process.
 #[derive(Debug, Parser)]
@@ -27,6 +28,8 @@ pub struct Args {
 pub enum Command {
     /// Plan and apply a folder on this machine, or run one job document
     Run(Box<RunArgs>),
+    /// Show, store or drop a state that a run could not store
+    State(Box<StateArgs>),
     #[cfg(feature = "kubernetes")]
     #[command(flatten)]
     Kubernetes(KubernetesCommand),
@@ -45,7 +48,7 @@ impl Command {
         match self {
             #[cfg(feature = "kubernetes")]
             Self::Kubernetes(command) => command.needs_secret(),
-            Self::Run(_) | Self::Completions { .. } => false,
+            Self::Run(_) | Self::State(_) | Self::Completions { .. } => false,
         }
     }
 }
@@ -118,6 +121,11 @@ mod tests {
     #[case("pool")]
     #[case("cache")]
     #[case("cache prune --unused-days soon")]
+    #[case("state")]
+    #[case("state store")]
+    #[case("state store workspace")]
+    #[case("state drop o/../w")]
+    #[case("state drop o/w --force")]
     fn contradictions_are_refused(#[case] line: &str) {
         assert!(parse_words(line).is_err(), "{line}");
     }
@@ -130,6 +138,8 @@ mod tests {
     #[case("render -f - -o json --job-data-mode env")]
     #[case("render --file job.json")]
     #[case("completions zsh")]
+    #[case("state list o/w --data-dir /tmp")]
+    #[case("state store o/w --name errored-1-s --force")]
     #[case("launch -f job.json --follow --namespace runs")]
     #[case("list -n runs -o json --context prod")]
     #[case("logs 42/plan -f --raw")]

@@ -1,6 +1,7 @@
 //! The API-side half of Mayfly: the command line, and what puts the other crates together.
 //!
-//! - [`run`] is `api-launcher run`: one job on this machine.
+//! - [`run`] is `api-launcher run`: one job on this machine. [`state_command`] is `api-launcher state`: states that runs could not
+//!   store.
 //! - `serve` is `api-launcher serve`: it takes the dispatches of the platform, and gives them to the target `kubernetes`, or to a
 //!   hub. With target `process`, a hub and an agent are in this process.
 //! - `kubernetes` has that target, and the commands for people.
@@ -28,6 +29,7 @@ mod pool_command;
 pub mod run;
 #[cfg(feature = "kubernetes")]
 pub mod serve;
+pub mod state_command;
 pub mod terminal;
 
 use std::ffi::OsString;
@@ -73,11 +75,12 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 #[cfg_attr(
     not(feature = "kubernetes"),
-    expect(unused_variables, reason = "`run` has no log")
+    expect(unused_variables, reason = "`run` and `state` have no log")
 )]
 fn dispatch(command: Command, hardened: &Hardened) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(run::run(&args)),
+        Command::State(args) => ExitCode::from(args.run().code()),
         #[cfg(feature = "kubernetes")]
         Command::Kubernetes(command) => command.run(hardened),
         Command::Completions { shell } => completions(shell),

@@ -1,16 +1,29 @@
-//! The copies of states that could not be stored, in the data directory.
+//! The copies of states that could not be stored, in the data directory. The artifact store has others, and a list of them.
+//! [`command`] stores or drops both.
+
+pub mod command;
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use job_contract::JobData;
-use job_contract::keys::errored_file;
+use job_contract::kept_state::KeptState;
+use job_contract::keys::{errored_file, errored_folder};
 use runtime::private_file::private_folder;
+use runtime::regular_file;
 use tracing::warn;
 
+use crate::error::StepError;
 use crate::terraform::ErroredState;
 use crate::workspace::{remove_file_if_present, write_private_file};
+
+/// The extension of a copy on disk.
+const STATE: &str = "tfstate";
+/// The extension of what is noted about it.
+const NOTE: &str = "json";
+/// The largest note.
+const MAX_NOTE_BYTES: u64 = 64 * 1024;
 
 /// The copy of a step's state.
 pub(crate) fn path_on_disk(data_dir: &Path, job: &JobData) -> PathBuf {
@@ -43,11 +56,56 @@ pub(crate) fn keep_on_disk(errored: &ErroredState, path: &Path) -> io::Result<()
     written.or_else(|error| remove_file_if_present(path).and(Err(error)))
 }
 
+/// Notes what is known about a copy. Without the note, only a person can decide whether it is stored.
+pub(crate) fn note_on_disk(path: &Path, state: &KeptState) {
+    let text = serde_json::to_vec(state).expect("digests are a document");
+    if let Err(error) = write_private_file(&path.with_extension(NOTE), &text) {
+        warn!(%error, "what is known about a kept state could not be written");
+    }
+}
+
 /// Removes a copy that is needed no more.
 pub(crate) fn remove_from_disk(path: &Path) {
-    if let Err(error) = remove_file_if_present(path) {
-        warn!(%error, path = %path.display(), "the copy of a state could not be removed");
+    for path in [path.to_owned(), path.with_extension(NOTE)] {
+        if let Err(error) = remove_file_if_present(&path) {
+            warn!(%error, path = %path.display(), "the copy of a state could not be removed");
+        }
     }
+}
+
+/// The copies of a workspace's states, in the order of their names.
+pub(crate) fn states_on_disk(
+    data_dir: &Path,
+    organization: &str,
+    workspace: &str,
+) -> Result<Vec<PathBuf>, StepError> {
+    let folder = data_dir.join(errored_folder(organization, workspace));
+    match states_in(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        states => states
+            .map_err(|error| StepError::work_folder("could not read the folder", &folder, &error)),
+    }
+}
+
+fn states_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut states = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == STATE) {
+            states.push(path);
+        }
+    }
+    states.sort();
+    Ok(states)
+}
+
+/// What was noted about a copy.
+fn note_of(path: &Path) -> KeptState {
+    let note = regular_file::read_unlinked(&path.with_extension(NOTE), MAX_NOTE_BYTES);
+    let note = note
+        .ok()
+        .and_then(|text| serde_json::from_slice(&text).ok());
+    note.unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ mod hooks;
 mod identity;
 pub mod job;
 mod jvm_settings;
-mod kept_states;
+pub mod kept_states;
 pub mod last_deadline;
 mod limit_watch;
 mod loopback;

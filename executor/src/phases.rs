@@ -11,6 +11,7 @@ pub(crate) mod check_step;
 pub(crate) mod claim_step;
 pub(crate) mod conclude;
 pub(crate) mod fetch_plan;
+pub(crate) mod find_kept_state;
 pub(crate) mod give_identity;
 pub(crate) mod hand_over_files;
 pub(crate) mod init;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use integration_tests::laptop::plain;
+use integration_tests::machine::files_below;
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
 use integration_tests::{Finished, Gate, Laptop, Repository, job};
@@ -76,10 +77,40 @@ fn a_folder_is_applied_then_unchanged_then_destroyed() {
 }
 
 #[test]
+fn a_folder_with_a_kept_state_does_nothing_until_it_is_dropped() {
+    let laptop = laptop(ROOT_MODULE);
+    let run = || laptop.run(&["run", "stack", "--auto-approve", "--var", "greeting=hi"]);
+    expect(run(), 0);
+    let states = files_below(laptop.home()).into_iter();
+    let mut states = states.filter(|path| path.ends_with("terraform.tfstate"));
+    let state = states.next().unwrap();
+    let workspace = state.parent().unwrap();
+    // local/backend/ORGANIZATION/WORKSPACE/terraform.tfstate
+    let data_dir = state.ancestors().nth(5).unwrap();
+    let ids = workspace
+        .strip_prefix(data_dir.join("local/backend"))
+        .unwrap();
+    let ids = ids.to_str().unwrap();
+    let copy = data_dir.join("errored").join(ids);
+    fs::create_dir_all(&copy).unwrap();
+    fs::copy(&state, copy.join("errored-9-apply.tfstate")).unwrap();
+
+    let refused = expect(run(), 1);
+    let command = format!(
+        "`api-launcher state drop {ids} --data-dir {}`",
+        data_dir.display()
+    );
+    assert!(refused.stdout.contains(&command), "{refused}");
+    expect(laptop.run(&["state", "drop", ids]), 0);
+    let unchanged = expect(run(), 0);
+    assert!(unchanged.stdout.contains("No changes"), "{unchanged}");
+}
+
+#[test]
 fn nothing_is_written_into_the_folder() {
     let laptop = laptop(ROOT_MODULE);
     expect(laptop.run(&["run", "stack", "--auto-approve"]), 0);
-    let files = integration_tests::machine::files_below(&laptop.home().join("stack"));
+    let files = files_below(&laptop.home().join("stack"));
     assert_eq!(files, [laptop.home().join("stack/main.tf")]);
 }
 

@@ -8,13 +8,15 @@ mod locks;
 mod publishing;
 mod rescue;
 
+use std::process::Command;
+
 use artifact_store::{
     Handover, HttpUrl, S3Credentials, S3Settings, StaticKeys, Store, StoreSettings,
 };
 use integration_tests::machine::{ExecutorRun, RunningExecutor};
 use integration_tests::process::Stream;
 use integration_tests::repository::chain;
-use integration_tests::{Gate, Machine, Outcome, Repository, job};
+use integration_tests::{Finished, Gate, Machine, Outcome, Repository, Running, job};
 use job_contract::keys::ObjectKey;
 use job_contract::report::StateStatus;
 use job_contract::{JobData, Tool, env};
@@ -64,17 +66,36 @@ impl Bucket {
         }
     }
 
+    fn settings(&self) -> [(&'static str, String); 7] {
+        [
+            (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
+            (env::AWS_BUCKET, s3::BUCKET.to_owned()),
+            (env::AWS_REGION, s3::REGION.to_owned()),
+            (env::AWS_ENDPOINT, self.endpoint.url()),
+            (env::AWS_ACCESS_KEY, "key".to_owned()),
+            (env::AWS_SECRET_KEY, "secret-of-the-store".to_owned()),
+            (env::AWS_USE_LOCKFILE, "true".to_owned()),
+        ]
+    }
+
     fn executor<'s>(&self, machine: &'s Machine, job: &JobData) -> ExecutorRun<'s> {
-        machine
-            .executor(job)
-            .env(env::STATE_TYPE, "AwsTerraformStateImpl")
-            .env(env::AWS_BUCKET, s3::BUCKET)
-            .env(env::AWS_REGION, s3::REGION)
-            .env(env::AWS_ENDPOINT, self.endpoint.url())
-            .env(env::AWS_ACCESS_KEY, "key")
-            .env(env::AWS_SECRET_KEY, "secret-of-the-store")
-            .env(env::AWS_USE_LOCKFILE, "true")
-            .env(env::GRACE_PERIOD_SECONDS, "60")
+        let run = machine.executor(job).env(env::GRACE_PERIOD_SECONDS, "60");
+        let settings = self.settings().into_iter();
+        settings.fold(run, |run, (name, value)| run.env(name, value))
+    }
+
+    /// `api-launcher state`, with the settings of the store that executors have.
+    fn state_command(&self, machine: &Machine, words: &[&str]) -> Finished {
+        let workspace = format!("{}/{}", job::ORGANIZATION, job::WORKSPACE);
+        let mut command = Command::new(crate::LAUNCHER);
+        command
+            .arg("state")
+            .args(words)
+            .arg(workspace)
+            .env_clear()
+            .env(env::DATA_DIR, machine.data_dir())
+            .envs(self.settings());
+        Running::start(&mut command).wait()
     }
 
     fn bytes(&self, key: &ObjectKey) -> Option<Vec<u8>> {

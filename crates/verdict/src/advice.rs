@@ -50,7 +50,7 @@ pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<S
     }
     parts.extend(match report.state {
         Some(StateStatus::Kept) => Some(
-            "before anything else is applied, push the kept `errored.tfstate` (`state push`)"
+            "before anything else is applied, store the kept `errored.tfstate` (`api-launcher state store`)"
                 .to_owned(),
         ),
         Some(StateStatus::Unknown) => {

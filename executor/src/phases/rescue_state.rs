@@ -9,8 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use artifact_store::BackendSettings;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
+use job_contract::kept_state::KeptState;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{LockStatus, StateLock, StateStatus};
 use runtime::Deadline;
@@ -21,7 +23,8 @@ use self::push::Push;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
-use crate::kept_states::{keep_on_disk, path_on_disk, remove_from_disk};
+use crate::kept_states::{keep_on_disk, note_on_disk, path_on_disk, remove_from_disk};
+use crate::phases::find_kept_state::{list_state, remedy, unlist_state};
 use crate::phases::release_lock;
 use crate::phases::stored_state::Stored;
 use crate::terraform::lock_error::EndedTool;
@@ -96,6 +99,8 @@ struct RescueProgress {
     summary: Option<StateSummary>,
     /// Why the state may not be whole.
     doubt: Option<String>,
+    /// The digest of the stored state that the run had read, or has stored since.
+    follows: Option<String>,
     /// Where the artifact store keeps a copy, or why there is none.
     kept: Option<Result<String, StepError>>,
     /// A copy in the data directory, until the artifact store has one.
@@ -108,6 +113,14 @@ struct RescueProgress {
 impl RescueProgress {
     fn is_kept(&self) -> bool {
         matches!(self.kept, Some(Ok(_)))
+    }
+
+    /// What is noted about a copy.
+    fn note(&self) -> KeptState {
+        KeptState {
+            follows: self.follows.clone(),
+            is_whole: self.summary.is_some() && self.doubt.is_none(),
+        }
     }
 
     /// The state is in a store.
@@ -136,6 +149,7 @@ impl Rescue<'_, '_> {
             is_first: true,
             summary: None,
             doubt: None,
+            follows: self.before.known().map(|before| before.sha256.clone()),
             kept: None,
             on_disk: None,
             refused: None,
@@ -179,14 +193,16 @@ impl Rescue<'_, '_> {
         loop {
             // A push would be refused by the lock that the tool, or an earlier push, left at the hub.
             release_lock::release_lock_at_hub(self.run).await;
+            let deadline = self.deadline(progress, Duration::MAX);
             let pushed = tokio::select! {
                 biased;
                 pushed = self.push(progress) => pushed,
-                () = self.deadline(progress, Duration::MAX).over() => Push::Failed(None),
+                () = deadline.over() => Push::Failed(None),
             };
             let (lock, refused) = match pushed {
                 Push::Stored => {
                     progress.remove_from_disk();
+                    self.unlist(progress).await;
                     self.log("The state is stored.").await;
                     return StateOutcome {
                         status: StateStatus::Rescued,
@@ -223,11 +239,12 @@ impl Rescue<'_, '_> {
             self.keep_on_disk(progress);
         }
         let deadline = self.deadline(progress, RESCUE_TIMEOUT);
-        tokio::select! {
+        let kept = tokio::select! {
             biased;
-            kept = self.store_copy() => progress.kept = Some(kept),
-            () = deadline.over() => {}
-        }
+            kept = self.store_copy(progress) => Some(kept),
+            () = deadline.over() => None,
+        };
+        progress.kept = kept.or(progress.kept.take());
         if let Some(Ok(kept)) = &progress.kept {
             let mut text = format!("The state is kept in {kept}.");
             if progress.refused.is_none() {
@@ -245,7 +262,19 @@ impl Rescue<'_, '_> {
         }
     }
 
-    async fn store_copy(&self) -> Result<String, StepError> {
+    /// Runs may plan again. An attempt to keep a copy may have listed it.
+    async fn unlist(&self, progress: &RescueProgress) {
+        if progress.is_first {
+            return;
+        }
+        if let Err(error) = self.run.stored(unlist_state(self.run)).await {
+            let remedy = remedy(self.run, false);
+            let text = format!("The state may still be listed as kept ({error}): {remedy}.");
+            self.run.log_failure(&text).await;
+        }
+    }
+
+    async fn store_copy(&self, progress: &RescueProgress) -> Result<String, StepError> {
         let (job, store) = (&self.run.job, &self.run.store);
         let key = ObjectKey::errored_state(
             &job.organization_id,
@@ -253,10 +282,12 @@ impl Rescue<'_, '_> {
             &job.job_id,
             &job.step_id,
         );
-        Ok(match &self.errored {
+        let kept = match &self.errored {
             ErroredState::File(file) => store.put_file(&key, file).await?,
             ErroredState::Printed(state) => store.put(&key, state.clone()).await?,
-        })
+        };
+        list_state(self.run, progress.note()).await?;
+        Ok(kept)
     }
 
     /// Releases the first blocking lock if it was the tool's own. Returns whether it did.
@@ -322,7 +353,7 @@ impl Rescue<'_, '_> {
         StateOutcome {
             status: StateStatus::Kept,
             sentence,
-            hint: Some(self.restore_hint(progress, &kept)),
+            hint: Some(remedy(self.run, false)),
         }
     }
 
@@ -330,27 +361,37 @@ impl Rescue<'_, '_> {
     fn keep_on_disk(&self, progress: &mut RescueProgress) {
         let path = path_on_disk(&self.run.folders.data, &self.run.job);
         match keep_on_disk(&self.errored, &path) {
-            Ok(()) => progress.on_disk = Some(path),
+            Ok(()) => {
+                note_on_disk(&path, &progress.note());
+                progress.on_disk = Some(path);
+            }
             Err(error) => warn!(%error, "the disk has no copy of the state"),
         }
     }
 
     /// Names the copy on disk. If the data directory has none, it uses the work folder. In a pod both last as long as the pod.
     fn name_copy(&self, progress: &mut RescueProgress, error: Option<&StepError>) -> StateOutcome {
-        if progress.on_disk.is_none() {
-            self.keep_on_disk(progress);
+        match &progress.on_disk {
+            // What is known has changed since.
+            Some(path) => note_on_disk(path, &progress.note()),
+            None => self.keep_on_disk(progress),
         }
-        let place = progress.on_disk.clone().or_else(|| {
+        let (location, hint) = if let Some(path) = &progress.on_disk {
+            let hint = if self.is_lost_with_pod() {
+                self.push_hint(path)
+            } else {
+                remedy(self.run, true)
+            };
+            (format!(" and is in {}", path.display()), Some(hint))
+        } else {
             let path = path_on_disk(&self.run.folders.work, &self.run.job);
-            keep_on_disk(&self.errored, &path).ok().map(|()| path)
-        });
-        let (location, hint) = match place {
-            Some(path) => {
-                let path = path.display().to_string();
-                let hint = self.restore_hint(progress, &path);
-                (format!(" and is in {path}"), Some(hint))
+            match keep_on_disk(&self.errored, &path) {
+                Ok(()) => {
+                    let place = format!(" and is in {}", path.display());
+                    (place, Some(self.push_hint(&path)))
+                }
+                Err(_) => (", and no copy of it is left".to_owned(), None),
             }
-            None => (", and no copy of it is left".to_owned(), None),
         };
         let reason = error.map(|error| format!(": {error}")).unwrap_or_default();
         StateOutcome {
@@ -360,23 +401,19 @@ impl Rescue<'_, '_> {
         }
     }
 
-    /// How a person can store the state.
-    fn restore_hint(&self, progress: &RescueProgress, from: &str) -> String {
-        let tool = self.run.job.tool().binary();
-        let summary = progress.summary.as_ref();
-        if summary.is_some_and(|summary| summary.is_encrypted) {
-            // `state push` reads its file without the encryption key.
-            return format!(
-                "`{tool} state push` does not read an encrypted state: before the next run, replace the state in the backend \
-                 with the file that is in {from}"
-            );
-        }
-        if progress.refused.is_some() {
-            return format!(
-                "before the next run, compare the state that is in {from} with what `{tool} state pull` prints"
-            );
-        }
-        format!("store the state that is in {from} with `{tool} state push` before the next run")
+    /// Whether no other run finds the data directory.
+    fn is_lost_with_pod(&self) -> bool {
+        let is_local = matches!(self.run.backend, BackendSettings::Local { .. });
+        self.run.config.is_in_pod() && !is_local
+    }
+
+    /// How a person can store a state that no other run finds.
+    fn push_hint(&self, path: &Path) -> String {
+        let (tool, path) = (self.run.job.tool().binary(), path.display());
+        format!(
+            "store the state that is in {path} before the next run: with `{tool} state push`, or in the place of the stored one if it \
+             is encrypted"
+        )
     }
 
     async fn log(&self, text: &str) {

@@ -11,10 +11,11 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use artifact_store::BackendSettings;
+use artifact_store::{BackendSettings, StoreError};
 use bytes::Bytes;
 use job_contract::Exit;
 use job_contract::encoding::hex;
+use job_contract::kept_state::KeptState;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{ApplyProgress, StateLock, StateStatus};
 use md5::{Digest as _, Md5};
@@ -26,6 +27,7 @@ use tracing::warn;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
+use crate::phases::find_kept_state::{list_state, remedy};
 use crate::phases::release_lock::release_leftover_lock;
 use crate::phases::rescue_state::{Rescue, StateOutcome, find_errored_state};
 use crate::phases::stored_state::{Stored, has_state_in_store, read_stored};
@@ -392,7 +394,11 @@ async fn keep_elsewhere(run: &RunContext<'_>, pulled: &[u8], written: &StateMark
         &job.job_id,
         &job.step_id,
     );
-    let keeping = run.store.put(&key, Bytes::copy_from_slice(pulled));
+    let keeping = async {
+        let kept = run.store.put(&key, Bytes::copy_from_slice(pulled)).await?;
+        list_state(run, KeptState::default()).await?;
+        Ok::<_, StoreError>(kept)
+    };
     let (status, kept) = match run.stored(keeping).await {
         Ok(kept) => (StateStatus::Kept, format!("and is kept in {kept}")),
         Err(error) => (
@@ -406,8 +412,8 @@ async fn keep_elsewhere(run: &RunContext<'_>, pulled: &[u8], written: &StateMark
         written.lineage.escape_debug()
     );
     let hint = format!(
-        "find out which backend the tool has used, and store this state with `{} state push` before the next run",
-        job.tool().binary()
+        "find out which backend the tool has used; {}",
+        remedy(run, false)
     );
     PublishError::Elsewhere(
         status,

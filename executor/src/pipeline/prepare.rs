@@ -12,6 +12,7 @@ use crate::phases::assume_role::assume_role;
 use crate::phases::check_step::check_step;
 use crate::phases::claim_step::{StartDecision, claim_step};
 use crate::phases::fetch_plan::fetch_plan;
+use crate::phases::find_kept_state::find_kept_state;
 use crate::phases::give_identity::give_identity;
 use crate::phases::hand_over_files::take_files;
 use crate::phases::prepare_workspace::{prepare_workspace, wait_for_turn, working_dir};
@@ -38,6 +39,7 @@ pub(crate) async fn prepare(
     check_step(run).await?;
     let preparing = run.unless_stopped(Box::pin(async {
         wait_for_turn(run).await?;
+        find_kept_state(run).await?;
         let plan = fetch_plan(run, view).await?;
         let workspace = prepare_workspace(run, plan.as_ref()).await?;
         Ok::<_, StepError>((workspace, plan))

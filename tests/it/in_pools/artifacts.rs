@@ -6,6 +6,7 @@ mod front;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
+use std::process::Command;
 
 use integration_tests::machine::files_below;
 use integration_tests::{ExecutorRun, Machine, Repository, Running, job};
@@ -311,6 +312,45 @@ async fn an_apply_finds_the_files_of_its_plan() {
     assert!(output.contains("Taken over from the plan:"), "{output}");
     drop(agent.kill());
     fixture.platform.assert_kept().await;
+}
+
+/// A run has left a state that could not be stored. The list of such states is the same for executors with keys of the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_with_a_kept_state_plans_nothing_until_it_is_dropped() {
+    let store = S3::start_open().unwrap();
+    let fixture = Fixture::with_store(&store).await;
+    let hub = fixture.serve();
+    let agent = fixture.start_agent(&hub);
+    let job = fixture
+        .completed(&Repository::fixture(), Flow::plan_apply())
+        .await;
+    let organization = fixture.platform.organization();
+    let list = ObjectKey::kept_states(&organization, &job.workspace);
+    let kept = br#"{"states":{"errored-9-s":{}}}"#;
+    store.put(&list.in_bucket(), kept).unwrap();
+    let start = || {
+        let job = NewJob::new(&job.workspace, Flow::plan_apply());
+        fixture.platform.start_job(job)
+    };
+    let refused = fixture.platform.until_job(start(), Status::Failed).await;
+    let step = refused.step_of("terraformPlan");
+    let log = fixture.platform.step_output(refused.id, &step.id).unwrap();
+    let ids = format!("{organization}/{}", job.workspace);
+    let command = format!("`api-launcher state drop {ids}`");
+    for words in ["errored-9-s", &*command, "the store of the hub"] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+
+    let mut command = Command::new(crate::LAUNCHER);
+    command
+        .args(["state", "drop", &ids])
+        .env_clear()
+        .env(env::DATA_DIR, fixture.path("operator"))
+        .envs(settings(&store));
+    let dropped = tokio::task::block_in_place(|| Running::start(&mut command).wait());
+    assert_eq!(dropped.code(), 0, "{dropped}");
+    fixture.platform.until_job(start(), Status::Completed).await;
+    drop(agent.kill());
 }
 
 /// A script of the plan step pushes to the branch, as somebody may during the review.

@@ -9,9 +9,9 @@ mod tools {
     use nix::sys::signal::Signal;
     use test_peers::skips::needed;
 
-    use super::super::{Journey, is_state, state_key, tool_at_the_gate};
+    use super::super::{Journey, is_state, tool_at_the_gate};
 
-    /// `tofu state push` reads its file without a key. The test restores the state as the hint says.
+    /// `tofu state push` reads its file without a key. The test stores the state as the hint says.
     #[test]
     fn an_encrypted_state_that_the_backend_refuses_is_kept_with_a_restore_command() {
         let tool = Tool::OpenTofu;
@@ -34,14 +34,15 @@ mod tools {
         let kept = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &name);
         let state = bucket.read(&kept).expect("the state");
         assert!(state["encrypted_data"].is_string(), "{outcome}");
-        let hint = report.hint.as_ref().unwrap();
-        assert!(hint.contains(&kept.path), "{hint}");
-        let words = "replace the state in the backend with the file";
-        assert!(hint.contains(words), "{hint}");
-        assert!(outcome.log().contains(words), "{outcome}");
+        assert!(outcome.error().contains(&kept.path), "{outcome}");
+        let command = "`api-launcher state store ";
+        assert!(report.hint.as_ref().unwrap().contains(command));
+        assert!(outcome.log().contains(command), "{outcome}");
 
         bucket.endpoint.open();
-        bucket.write(&state_key(), state.to_string());
+        let stored = bucket.state_command(&journey.machine, &["store"]);
+        assert_eq!(stored.code(), 0, "{stored}");
+        assert_eq!(bucket.state(), Some(state), "{stored}");
         let plan = job::in_job(&job::plan_by(tool, &journey.repository), "413");
         let plan = job::encrypted(&plan);
         journey.machine.queue(&[&plan]);

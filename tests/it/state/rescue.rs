@@ -20,6 +20,7 @@ with_both_tools! {
     a_state_the_backend_refused_is_pushed_again,
     a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it,
     a_state_that_the_backend_keeps_refusing_is_kept_and_named,
+    a_workspace_with_a_kept_state_does_nothing_until_it_is_stored_or_dropped,
     a_state_with_the_serial_of_the_stored_one_is_stored,
     a_state_that_somebody_has_changed_meanwhile_is_not_replaced,
     a_state_that_would_forget_resources_is_kept_and_not_pushed,
@@ -82,7 +83,51 @@ fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
         assert_eq!(first["value"], "made", "{outcome}");
         assert!(outcome.error().contains(&kept.path), "{outcome}");
         assert!(outcome.log().contains(&kept.path), "{outcome}");
-        assert!(report.hint.as_ref().unwrap().contains("state push"));
+        let command = "`api-launcher state store ";
+        assert!(report.hint.as_ref().unwrap().contains(command));
+    }
+}
+
+fn a_workspace_with_a_kept_state_does_nothing_until_it_is_stored_or_dropped(tool: Tool) {
+    for verb in ["store", "drop"] {
+        let journey = Journey::planned(tool);
+        let (bucket, machine) = (&journey.bucket, &journey.machine);
+        let run = journey.executor().start();
+        tool_at_the_gate(&run);
+        bucket.endpoint.refuse("PUT", is_state, usize::MAX);
+        journey.gate.open_blocking();
+        run.running
+            .wait_for(Stream::Stdout, "The executor tries again to store it.");
+        run.running.signal(Signal::SIGTERM);
+        run.wait().expect_code(143);
+        bucket.endpoint.open();
+
+        let plan = |job: &str| {
+            let plan = job::in_job(&job::plan_by(tool, &journey.repository), job);
+            machine.queue(&[&plan]);
+            bucket.executor(machine, &plan).run()
+        };
+        let refused = plan("413").expect_code(1);
+        let words = "a state of this workspace is not stored, and is kept in ";
+        assert!(refused.error().contains(words), "{refused}");
+        let ids = format!("{}/{}", job::ORGANIZATION, job::WORKSPACE);
+        let command = format!("`api-launcher state {verb} {ids}`");
+        assert!(refused.report().hint.as_ref().unwrap().contains(&command));
+        assert!(refused.log().contains(&command), "{refused}");
+
+        let listed = bucket.state_command(machine, &["list"]);
+        let name = format!("errored-{}-{}", journey.apply.job_id, journey.apply.step_id);
+        assert!(listed.stdout.starts_with(&name), "{listed}");
+        let done = bucket.state_command(machine, &[verb]);
+        assert_eq!(done.code(), 0, "{done}");
+        assert!(bucket.lock().is_none(), "{done}");
+        let (made, words) = match verb {
+            "store" => (3, "No changes"),
+            _ => (0, "Plan: 3 to add"),
+        };
+        assert_eq!(bucket.resources().len(), made, "{done}");
+        let planned = plan("414").expect_code(0);
+        assert!(planned.log().contains(words), "{planned}");
     }
 }
 
@@ -148,6 +193,9 @@ fn a_state_that_somebody_has_changed_meanwhile_is_not_replaced(tool: Tool) {
     let words = "somebody has changed the stored state";
     assert!(outcome.error().contains(words), "{outcome}");
     assert!(outcome.log().contains(words), "{outcome}");
+    let refused = bucket.state_command(&machine, &["store"]);
+    assert_eq!(refused.code(), 64, "{refused}");
+    assert!(refused.stderr.contains("--force"), "{refused}");
     assert_eq!(bucket.state(), Some(other), "{outcome}");
 }
 
@@ -193,6 +241,9 @@ fn a_state_that_would_forget_resources_is_kept_and_not_pushed(tool: Tool) {
     assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
     let words = "it lacks resources that the run has not destroyed: terraform_data.stays";
     assert!(outcome.error().contains(words), "{outcome}");
+    let refused = bucket.state_command(&machine, &["store"]);
+    let words = "it lacks resources of the stored state";
+    assert!(refused.stderr.contains(words), "{refused}");
     assert_eq!(bucket.state(), Some(before), "{outcome}");
 }
 
@@ -245,7 +296,15 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     assert_eq!(state["resources"].as_array().unwrap().len(), 3, "{outcome}");
     let aside = aside.to_str().unwrap();
     assert!(outcome.error().contains(aside), "{outcome}");
-    assert!(outcome.report().hint.as_ref().unwrap().contains(aside));
+    // The next run finds it, though it uses another store than the disk.
+    journey.bucket.endpoint.open();
+    let plan = job::in_job(&job::plan_by(tool, &journey.repository), "413");
+    machine.queue(&[&plan]);
+    let refused = journey.bucket.executor(machine, &plan).run().expect_code(1);
+    assert!(refused.error().contains(aside), "{refused}");
+    let stored = journey.bucket.state_command(machine, &["store"]);
+    assert_eq!(stored.code(), 0, "{stored}");
+    assert_eq!(journey.bucket.resources().len(), 3, "{stored}");
 }
 
 /// It had written its last resort, and was about to give its lock back.

@@ -1,8 +1,8 @@
 //! One attempt of a rescue: it compares the state with the stored one, and stores it if it may take the place of that one.
 
-use std::io::{self, Cursor};
+use std::io;
 
-use artifact_store::{BackendSettings, Condition, Digest, ServedStore, Upload};
+use artifact_store::{BackendSettings, Condition, ServedStore, Upload};
 use job_contract::report::{ApplyProgress, StateLock};
 use tracing::warn;
 
@@ -41,7 +41,7 @@ impl Rescue<'_, '_> {
         })
     }
 
-    pub(super) async fn push(&self, progress: &RescueProgress) -> Push {
+    pub(super) async fn push(&self, progress: &mut RescueProgress) -> Push {
         match Box::pin(self.compare_and_push(progress)).await {
             Ok(pushed) => pushed,
             Err(error) => {
@@ -55,7 +55,7 @@ impl Rescue<'_, '_> {
         }
     }
 
-    async fn compare_and_push(&self, progress: &RescueProgress) -> Result<Push, StepError> {
+    async fn compare_and_push(&self, progress: &mut RescueProgress) -> Result<Push, StepError> {
         let refused = |why: &str| Ok(Push::Refused(why.to_owned()));
         let own = match (&progress.doubt, &progress.summary) {
             (None, Some(own)) => own,
@@ -84,10 +84,14 @@ impl Rescue<'_, '_> {
             Ok(serial) => serial,
             Err(why) => return refused(why),
         };
+        if let Some(stored) = stored {
+            progress.follows = Some(stored.sha256);
+        }
         let state = if serial == own.serial {
             self.errored.clone()
         } else {
-            let state = self.errored.with_serial(serial).map_err(unreadable)?;
+            let state = self.errored.with_serial(serial);
+            let state = state.map_err(|error| unreadable(&error))?;
             state.ok_or_else(|| StepError::infrastructure("the state has no serial"))?
         };
         match place {
@@ -103,11 +107,8 @@ impl Rescue<'_, '_> {
         state: &ErroredState,
         condition: &Condition,
     ) -> Result<Push, StepError> {
-        let content = state.content().map_err(unreadable)?;
-        let upload = Upload {
-            digest: Digest::of_rest(&mut &content[..]).map_err(unreadable)?,
-            content: Box::new(Cursor::new(content)),
-        };
+        let content = state.content().map_err(|error| unreadable(&error))?;
+        let upload = Upload::of(content);
         let job = &self.run.job;
         let place = store.state(&job.organization_id, &job.workspace_id);
         let replacing = place.put(upload, None, condition);
@@ -131,6 +132,6 @@ impl Rescue<'_, '_> {
     }
 }
 
-fn unreadable(source: io::Error) -> StepError {
-    StepError::infrastructure("could not read the state that the tool has left").because(&source)
+fn unreadable(source: &io::Error) -> StepError {
+    StepError::infrastructure("could not read the state that the tool has left").because(source)
 }

@@ -1,0 +1,416 @@
+//! What `api-launcher state` does: it shows, stores or drops the kept states of a workspace.
+//!
+//! It needs no tool. It takes the lock that the tool's own backend takes, if the store has one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use artifact_store::{
+    Condition, RequestTiming, ServedStore, StoreSettings, Upload, WorkspaceState,
+};
+use bytes::Bytes;
+use job_contract::Exit;
+use job_contract::kept_state::KeptState;
+use job_contract::keys::ObjectKey;
+use runtime::regular_file;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::{note_of, remove_from_disk, states_on_disk};
+use crate::error::StepError;
+use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
+use crate::terraform::state_summary::{StateSummary, with_serial};
+
+/// The largest state.
+const LARGEST: u64 = MAX_DOCUMENT_BYTES as u64;
+/// The extension of a copy on disk that somebody has dropped.
+const DROPPED: &str = "dropped";
+
+/// A workspace, and where its states are.
+#[derive(Clone, Copy, Debug)]
+pub struct Workspace<'w> {
+    pub organization: &'w str,
+    pub workspace: &'w str,
+    pub data_dir: &'w Path,
+    pub store: &'w StoreSettings,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    List,
+    Store {
+        /// Also over a state that the run has not read, or one that has more.
+        force: bool,
+    },
+    /// Lets runs plan again without it.
+    Drop,
+}
+
+/// Does it with the kept state of this name, or the only one. Returns the text that says so.
+pub fn run(
+    workspace: Workspace<'_>,
+    name: Option<&str>,
+    action: Action,
+) -> Result<String, StepError> {
+    // A second installation fails, and the first stays in force.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| StepError::infrastructure("could not start").because(&error))?;
+    runtime.block_on(async {
+        let store = ServedStore::open(workspace.store, &RequestTiming::default())?;
+        let keeper = Keeper {
+            of: workspace,
+            store,
+        };
+        match action {
+            Action::List => keeper.list().await,
+            Action::Store { force } => keeper.store(name, force).await,
+            Action::Drop => keeper.discard(name).await,
+        }
+    })
+}
+
+/// A kept state.
+struct Kept {
+    name: String,
+    state: KeptState,
+    /// `None`: it is in the artifact store.
+    file: Option<PathBuf>,
+}
+
+struct Keeper<'w> {
+    of: Workspace<'w>,
+    store: ServedStore,
+}
+
+impl Keeper<'_> {
+    fn key(&self, name: &str) -> ObjectKey {
+        ObjectKey::state_raw(self.of.organization, self.of.workspace, name)
+    }
+
+    fn place(&self, kept: &Kept) -> String {
+        match &kept.file {
+            Some(path) => path.display().to_string(),
+            None => self.store.reference(&self.key(&kept.name)),
+        }
+    }
+
+    async fn find(&self) -> Result<Vec<Kept>, StepError> {
+        let (organization, workspace) = (self.of.organization, self.of.workspace);
+        let listed = self.store.kept_states(organization, workspace).await?;
+        let listed = listed.states.into_iter().map(|(name, state)| Kept {
+            name,
+            state,
+            file: None,
+        });
+        let on_disk = states_on_disk(self.of.data_dir, organization, workspace)?;
+        let on_disk = on_disk.into_iter().map(|path| Kept {
+            name: path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into(),
+            state: note_of(&path),
+            file: Some(path),
+        });
+        Ok(listed.chain(on_disk).collect())
+    }
+
+    async fn list(&self) -> Result<String, StepError> {
+        let line = |kept: &Kept| format!("{}  {}\n", kept.name, self.place(kept));
+        Ok(self.find().await?.iter().map(line).collect())
+    }
+
+    /// The kept state of this name, or the only one.
+    async fn choose(&self, name: Option<&str>) -> Result<Kept, StepError> {
+        let mut found = self.find().await?;
+        found.retain(|kept| name.is_none_or(|name| kept.name == name));
+        if found.len() > 1 && name.is_none() {
+            let text = "several states are kept: choose one of `state list` with `--name`";
+            return Err(unusable(text));
+        }
+        let first = found.into_iter().next();
+        first.ok_or_else(|| unusable("no such state of this workspace is kept"))
+    }
+
+    async fn content(&self, kept: &Kept) -> Result<Bytes, StepError> {
+        let place = self.place(kept);
+        if let Some(path) = &kept.file {
+            let read = regular_file::read_unlinked(path, LARGEST).map(Bytes::from);
+            let text = format!("could not read `{place}`");
+            return read.map_err(|error| unusable(text).because(&error));
+        }
+        let found = self.store.read(&self.key(&kept.name)).await?;
+        let found = found.ok_or_else(|| unusable(format!("`{place}` does not exist")))?;
+        Ok(found.collect(&place, LARGEST).await?)
+    }
+
+    async fn store(&self, name: Option<&str>, force: bool) -> Result<String, StepError> {
+        let kept = self.choose(name).await?;
+        let content = self.content(&kept).await?;
+        let state = self.store.state(self.of.organization, self.of.workspace);
+        let id = Uuid::new_v4().to_string();
+        let lock = lock_info(&id);
+        if !state.lock(lock.clone()).await? {
+            let text = "the state is locked, so a run of the workspace may be in progress";
+            return Err(unusable(text).with_hint(
+                "wait until the run has ended; if it has left its lock, release it with `force-unlock` of the tool",
+            ));
+        }
+        let replaced = self.replace(&state, &kept, content, &id, force).await;
+        let unlocked = state.unlock(&lock).await;
+        let serial = replaced?;
+        self.settle(&kept, true).await?;
+        unlocked?;
+        Ok(format!(
+            "The kept state is stored with serial {serial}. Runs plan and apply again.\n"
+        ))
+    }
+
+    /// Puts a kept state in the place of the stored one, under its lock. Returns its serial.
+    async fn replace(
+        &self,
+        state: &WorkspaceState,
+        kept: &Kept,
+        content: Bytes,
+        lock: &str,
+        force: bool,
+    ) -> Result<u64, StepError> {
+        let no_state = || unusable(format!("`{}` is not a whole state", self.place(kept)));
+        let own = StateSummary::read(&content[..]).ok_or_else(no_state)?;
+        let found = state.open().await?;
+        let condition = Condition::unchanged(found.as_ref());
+        let before = match found.filter(|found| found.size_bytes > 0) {
+            Some(found) => Some(found.collect("the stored state", LARGEST).await?),
+            None => None,
+        };
+        let stored = before
+            .as_ref()
+            .and_then(|text| StateSummary::read(&text[..]));
+        let decided = match (&before, &stored) {
+            (Some(_), None) => Err("the stored state is not a whole state".to_owned()),
+            _ => decide(&own, stored.as_ref(), &kept.state),
+        };
+        let serial = match (decided, &stored) {
+            (Ok(serial), _) => serial,
+            (Err(why), _) if !force => return Err(needs_force(&why)),
+            (Err(_), Some(stored)) if !own.is_encrypted => own.serial.max(stored.serial + 1),
+            (Err(_), _) => own.serial,
+        };
+        if let Some(before) = before.filter(|_| force) {
+            let key = self.key(&format!("replaced-by-{}", kept.name));
+            let aside = Upload::of(before);
+            self.store.put(&key, aside, &Condition::Any).await?;
+        }
+        let content = if serial == own.serial {
+            content
+        } else {
+            with_serial(&content, serial).ok_or_else(no_state)?.into()
+        };
+        state
+            .put(Upload::of(content), Some(lock), &condition)
+            .await?;
+        Ok(serial)
+    }
+
+    async fn discard(&self, name: Option<&str>) -> Result<String, StepError> {
+        let kept = self.choose(name).await?;
+        self.settle(&kept, false).await?;
+        Ok("The kept state is dropped. Runs plan and apply again. Its copy stays.\n".to_owned())
+    }
+
+    /// Lets runs plan again.
+    async fn settle(&self, kept: &Kept, is_stored: bool) -> Result<(), StepError> {
+        match &kept.file {
+            None => {
+                let (organization, workspace) = (self.of.organization, self.of.workspace);
+                let settling = self
+                    .store
+                    .change_kept_states(organization, workspace, |list| {
+                        list.states.remove(&kept.name);
+                    });
+                Ok(settling.await?)
+            }
+            Some(path) if is_stored => {
+                remove_from_disk(path);
+                Ok(())
+            }
+            Some(path) => fs::rename(path, path.with_extension(DROPPED))
+                .map_err(|error| StepError::work_folder("could not rename", path, &error)),
+        }
+    }
+}
+
+/// The serial with which a kept state may be stored. The error says why only a person can decide that.
+fn decide(
+    own: &StateSummary,
+    stored: Option<&StateSummary>,
+    kept: &KeptState,
+) -> Result<u64, String> {
+    if let Some(stored) = stored.filter(|_| !kept.is_whole && !own.is_encrypted) {
+        let lacking = own.forgotten(stored, |_| false);
+        if !lacking.is_empty() {
+            let lacking = lacking.join(", ");
+            return Err(format!(
+                "it lacks resources of the stored state, which its run may not have destroyed: {lacking}"
+            ));
+        }
+    }
+    let decided = own.follow(stored, kept.follows.as_deref(), |_| false);
+    decided.map_err(str::to_owned)
+}
+
+/// What the tool writes into its locks.
+fn lock_info(id: &str) -> Bytes {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let created = humantime::format_rfc3339_nanos(SystemTime::now());
+    let info = json!({
+        "ID": id,
+        "Operation": "state store",
+        "Info": "",
+        "Who": format!("mayfly@{}", host.to_string_lossy()),
+        "Version": env!("CARGO_PKG_VERSION"),
+        "Created": created.to_string(),
+        "Path": "",
+    });
+    Bytes::from(info.to_string())
+}
+
+fn unusable(text: impl Into<String>) -> StepError {
+    StepError::new(Exit::BadConfiguration, text)
+}
+
+fn needs_force(why: &str) -> StepError {
+    unusable(format!("the kept state is not stored: {why}")).with_hint(
+        "compare the two; `--force` keeps the stored state beside it, and puts the kept one in its place",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use job_contract::keys::{errored_file, local_backend_state};
+    use rstest::rstest;
+    use serde_json::Value;
+
+    use super::super::{keep_on_disk, note_on_disk};
+    use super::*;
+    use crate::terraform::ErroredState;
+
+    /// A workspace whose run had read serial 7, and has left a state with the same serial on disk.
+    struct Fixture {
+        folder: tempfile::TempDir,
+        settings: StoreSettings,
+    }
+
+    fn state(serial: u64, names: &[&str]) -> String {
+        let resources: Vec<Value> = names
+            .iter()
+            .map(|name| {
+                json!({"mode": "managed", "type": "t", "name": name, "instances": [{"attributes": {"id": name}}]})
+            })
+            .collect();
+        json!({"version": 4, "serial": serial, "lineage": "l", "resources": resources}).to_string()
+    }
+
+    impl Fixture {
+        fn new(kept: &[&str], is_whole: bool) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let data_dir = folder.path().to_owned();
+            let read = state(7, &["a"]);
+            let note = KeptState {
+                follows: StateSummary::read(read.as_bytes()).map(|read| read.sha256),
+                is_whole,
+            };
+            let copy = data_dir.join(errored_file("o", "w", "1", "s"));
+            let errored = ErroredState::Printed(state(7, kept).into());
+            keep_on_disk(&errored, &copy).unwrap();
+            note_on_disk(&copy, &note);
+            let settings = StoreSettings::Local { data_dir };
+            let fixture = Self { folder, settings };
+            fixture.write(&read);
+            fixture
+        }
+
+        fn run(&self, action: Action) -> Result<String, StepError> {
+            let workspace = Workspace {
+                organization: "o",
+                workspace: "w",
+                data_dir: self.folder.path(),
+                store: &self.settings,
+            };
+            run(workspace, None, action)
+        }
+
+        fn write(&self, state: &str) {
+            let path = self.folder.path().join(local_backend_state("o", "w"));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, state).unwrap();
+        }
+
+        fn read(&self, path: impl AsRef<Path>) -> Value {
+            let text = fs::read(self.folder.path().join(path)).unwrap();
+            serde_json::from_slice(&text).unwrap()
+        }
+
+        fn stored(&self) -> Value {
+            self.read(local_backend_state("o", "w"))
+        }
+
+        fn kept(&self) -> usize {
+            self.run(Action::List).unwrap().lines().count()
+        }
+    }
+
+    const STORE: Action = Action::Store { force: false };
+    const FORCE: Action = Action::Store { force: true };
+
+    #[test]
+    fn a_kept_state_follows_the_one_that_its_run_had_read() {
+        let fixture = Fixture::new(&["a", "b"], true);
+        fixture.run(STORE).unwrap();
+        assert_eq!(fixture.stored()["serial"], 8);
+        assert_eq!(fixture.stored()["resources"][1]["name"], "b");
+        assert_eq!(fixture.kept(), 0);
+        let error = fixture.run(STORE).unwrap_err();
+        assert_eq!(error.to_string(), "no such state of this workspace is kept");
+    }
+
+    #[rstest]
+    #[case::over_another_one(true, Some(state(9, &["a", "c"])), 10)]
+    #[case::that_may_be_a_part(false, None, 8)]
+    #[case::over_a_part(true, Some("{".to_owned()), 7)]
+    fn only_a_person_stores_a_state(
+        #[case] is_whole: bool,
+        #[case] stored: Option<String>,
+        #[case] serial: u64,
+    ) {
+        let fixture = Fixture::new(&["b"], is_whole);
+        let before = stored.unwrap_or_else(|| state(7, &["a"]));
+        fixture.write(&before);
+        let error = fixture.run(STORE).unwrap_err();
+        assert!(error.hint().unwrap().contains("--force"), "{error}");
+        assert_eq!(fixture.kept(), 1);
+        fixture.run(FORCE).unwrap();
+        assert_eq!(fixture.stored()["serial"], serial);
+        let aside = ObjectKey::state_raw("o", "w", "replaced-by-errored-1-s");
+        let aside = fixture.folder.path().join("local/state").join(aside.path);
+        let aside = fs::read_to_string(aside).unwrap();
+        assert_eq!((aside, fixture.kept()), (before, 0));
+    }
+
+    #[test]
+    fn a_dropped_state_stays_beside() {
+        let fixture = Fixture::new(&["a", "b"], true);
+        fixture.run(Action::Drop).unwrap();
+        assert_eq!(
+            (fixture.stored()["serial"].as_u64(), fixture.kept()),
+            (Some(7), 0)
+        );
+        let dropped = fixture.read("errored/o/w/errored-1-s.dropped");
+        assert_eq!(dropped["resources"][1]["name"], "b");
+    }
+}

@@ -1,0 +1,92 @@
+//! Refuses an operation in a workspace that has a kept state. The stored state lacks what the kept one has, so the operation would
+//! create it a second time. It also changes the list of kept states for the phases that keep one.
+
+use artifact_store::{BackendSettings, StoreError};
+use job_contract::Exit;
+use job_contract::kept_state::{self, KeptState, KeptStates};
+use job_contract::keys::{ObjectKey, errored_state_name};
+
+use crate::context::RunContext;
+use crate::error::StepError;
+use crate::kept_states::states_on_disk;
+use crate::operation::Operation;
+
+/// Refuses an operation while the workspace has a kept state. Steps of scripts may still run.
+pub(crate) async fn find_kept_state(run: &RunContext<'_>) -> Result<(), StepError> {
+    if Operation::of(run.step_type).is_none() {
+        return Ok(());
+    }
+    let (organization, workspace) = (&run.job.organization_id, &run.job.workspace_id);
+    let names = run.store.kept_states(organization, workspace).await?;
+    let on_disk = states_on_disk(&run.folders.data, organization, workspace)?;
+    let place = match (names.first(), on_disk.first()) {
+        (Some(name), _) => {
+            let key = ObjectKey::state_raw(organization, workspace, name);
+            let reference = run.store.served().map(|store| store.reference(&key));
+            reference.unwrap_or_else(|| key.in_bucket())
+        }
+        (None, Some(path)) => path.display().to_string(),
+        (None, None) => return Ok(()),
+    };
+    let text = format!(
+        "a state of this workspace is not stored, and is kept in {place}: nothing was begun"
+    );
+    let hint = remedy(run, names.is_empty());
+    Err(StepError::new(Exit::StepFailed, text).with_hint(hint))
+}
+
+/// How a person ends it, and where.
+pub(crate) fn remedy(run: &RunContext<'_>, is_on_disk: bool) -> String {
+    let job = &run.job;
+    let is_local = matches!(run.backend, BackendSettings::Local { .. });
+    let options = if is_local || is_on_disk {
+        format!(" --data-dir {}", run.folders.data.display())
+    } else {
+        String::new()
+    };
+    let command = |verb| {
+        let command = kept_state::command(verb, &job.organization_id, &job.workspace_id);
+        format!("`{command}{options}`")
+    };
+    let place = match run.store.hub() {
+        Some(_) => ", with the settings of the store of the hub",
+        None if is_local => "",
+        None => ", with the settings of the store",
+    };
+    format!(
+        "store it with {}, or drop it with {}{place}; until then, no run of this workspace plans or applies",
+        command("store"),
+        command("drop")
+    )
+}
+
+/// Adds the state of a run, which is in the artifact store, to the list. A hub does that itself.
+pub(crate) async fn list_state(run: &RunContext<'_>, state: KeptState) -> Result<(), StoreError> {
+    change_list(run, |list, name| {
+        list.states.insert(name.to_owned(), state.clone());
+    })
+    .await
+}
+
+/// Takes the state of a run from the list, because it is stored.
+pub(crate) async fn unlist_state(run: &RunContext<'_>) -> Result<(), StoreError> {
+    change_list(run, |list, name| {
+        list.states.remove(name);
+    })
+    .await
+}
+
+async fn change_list(
+    run: &RunContext<'_>,
+    change: impl Fn(&mut KeptStates, &str) + Send + Sync,
+) -> Result<(), StoreError> {
+    let Some(store) = run.store.served() else {
+        return Ok(());
+    };
+    let job = &run.job;
+    let name = errored_state_name(&job.job_id, &job.step_id);
+    let change = |list: &mut KeptStates| change(list, &name);
+    store
+        .change_kept_states(&job.organization_id, &job.workspace_id, change)
+        .await
+}
