@@ -112,6 +112,8 @@ pub struct Workspace {
     pub access_token: Option<String>,
     pub module_ssh_key: Option<String>,
     pub variables: Vec<Variable>,
+    /// The URL of its agent. `None`: its jobs go where those of the platform go.
+    pub agent: Option<String>,
 }
 
 impl Workspace {
@@ -130,6 +132,7 @@ impl Workspace {
             access_token: None,
             module_ssh_key: None,
             variables: Vec::new(),
+            agent: None,
         }
     }
 

@@ -9,6 +9,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::agent_url;
 use crate::dispatch::{self, Answer};
+use crate::launcher::DISPATCH;
 use crate::ledger::{Actor, Rule};
 use crate::platform::Shared;
 use crate::records::{Records, Status};
@@ -122,7 +123,7 @@ async fn fire(shared: Arc<Shared>, id: u32) {
 async fn send(shared: &Shared, data: &Value) -> Answer {
     if !dispatch::asks_for_native(data) {
         let (url, token) = (
-            shared.executor_url(),
+            shared.executor_of(data),
             shared.secret.dispatch_token(LIFETIME),
         );
         let (limit, release) = (shared.settings.answer_within, shared.settings.release);
@@ -242,6 +243,13 @@ fn rejected(records: &mut Records, id: u32) -> Todo {
 }
 
 impl Shared {
+    /// Where job data are sent: to the agent of their workspace, if it has one (contract 2.1).
+    fn executor_of(&self, data: &Value) -> String {
+        let workspace = data["workspaceId"].as_str().unwrap_or_default();
+        let agent = self.read(|records| records.workspaces.get(workspace)?.agent.clone());
+        agent.map_or_else(|| self.executor_url(), |url| url + DISPATCH)
+    }
+
     /// Deletes the log stream of a job. Lines of a step that was accepted only now are too early.
     pub(crate) async fn delete_stream(&self, job: u32, accepted: Option<&str>) {
         // While Redis is away, the next firing deletes the stream.

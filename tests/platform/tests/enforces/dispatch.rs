@@ -43,6 +43,21 @@ async fn executors_in_private_networks_are_refused_unless_that_is_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_workspace_with_an_agent_are_sent_there() {
+    let scene = Scene::new().await;
+    let agent = Server::start(|_| accepted()).unwrap();
+    let workspace = scene.platform.workspace(Workspace {
+        agent: Some(format!("{}/pools/own", agent.url())),
+        ..Workspace::new("https://git.example.test/a.git")
+    });
+    let new = NewJob::new(&workspace, Flow::plan_apply());
+    let job = scene.platform.start_job(new);
+    scene.platform.until_job(job, Status::Queue).await;
+    let sent = agent.requests();
+    assert_eq!(sent[0].path, "/pools/own/api/v1/terraform-rs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_change_during_the_dispatch_waits_for_its_end_and_is_noted() {
     let (open, wait) = gate();
     let answer = move || {
