@@ -108,6 +108,17 @@ pub struct Lock {
     pub reported: bool,
 }
 
+/// A state lock that a hub has removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemovedLock {
+    /// The content of the lock.
+    pub info: String,
+    /// Whether the executor had asked for it.
+    pub is_asked_for: bool,
+    /// Whether the task of the lock was over.
+    pub is_over: bool,
+}
+
 /// One job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
@@ -138,12 +149,18 @@ pub struct Run {
     pub begun: BTreeMap<String, u32>,
     /// Every version of the workspace's state, oldest first. `None` for a version that cannot be read, and for a deletion.
     pub versions: Vec<Option<State>>,
-    /// Resources that a tool created completely. A tool that was killed later does not count.
-    pub made: BTreeSet<String>,
-    /// Resources that a tool removed completely. A tool that was killed later does not count.
-    pub removed: BTreeSet<String>,
+    /// Resources that exist, whatever a state says. What a killed tool has made does not count.
+    pub exists: BTreeSet<String>,
+    /// Resources in states that the store keeps beside the state, and that an output of the run names.
+    pub kept: BTreeSet<String>,
+    /// Whether a tool of the run was killed.
+    pub tool_was_killed: bool,
+    /// Serial numbers of the states that the platform has on record, in their order.
+    pub recorded: Vec<u64>,
     /// The lock that is left on the state although no tool was killed.
     pub left_lock: Option<Lock>,
+    /// The locks of the state that a hub has removed.
+    pub removed_locks: Vec<RemovedLock>,
     /// Answers that accepted requests which the launcher must refuse.
     pub accepted_bad: Vec<String>,
     /// Connections of the run to the store that an outage broke.
@@ -191,16 +208,20 @@ pub enum Kind {
     RanTwice,
     /// A run completed, but its tool never ran.
     NeverRan,
-    /// The state lacks a change of the tool.
+    /// Something exists that no state has, or a state has what does not exist.
     StateMissing,
-    /// A state was replaced by an older or another one, or deleted.
+    /// A state was replaced by another one, or deleted.
     StateLost,
+    /// An older state took the place of a newer one, in the store or on record.
+    OlderPublished,
     /// The platform has no record of a state, or the store lacks a recorded state.
     NotPublished,
     /// The platform has more than one record of a state.
     RecordedTwice,
     /// A state lock is left without a reason, or no output contains its id.
     Locked,
+    /// The lock of a living run was removed.
+    LockRemoved,
     /// The stored output lacks a line.
     LineMissing,
     /// The stored output has a line twice or in the wrong order.
@@ -331,6 +352,11 @@ impl Findings {
         {
             self.add(Kind::Locked, &run.name, lock.info.clone());
         }
+        for lock in &run.removed_locks {
+            if !(lock.is_asked_for || lock.is_over) {
+                self.add(Kind::LockRemoved, &run.name, lock.info.clone());
+            }
+        }
         for answer in &run.accepted_bad {
             self.add(Kind::BadAccepted, &run.name, answer.clone());
         }
@@ -437,7 +463,7 @@ impl Findings {
                 }
                 (Some(old), Some(new)) if new.serial < old.serial => {
                     let detail = format!("{} was replaced by {}", old.serial, new.serial);
-                    self.add(Kind::StateLost, &run.name, detail);
+                    self.add(Kind::OlderPublished, &run.name, detail);
                 }
                 (Some(old), Some(new)) if new.serial == old.serial => {
                     if new.content == old.content {
@@ -451,17 +477,48 @@ impl Findings {
             }
             before = version.as_ref().or(before);
         }
+        self.resources(run, before);
+        self.records(run, before);
+    }
+
+    /// Compares what exists with what the last state has.
+    fn resources(&mut self, run: &Run, last: Option<&State>) {
         let none = BTreeSet::new();
-        let now = before.map_or(&none, |state| &state.resources);
-        for resource in run.made.difference(&run.removed) {
-            if !now.contains(resource) {
-                let detail = format!("`{resource}` was created but is not in the state");
+        let in_state = last.map_or(&none, |state| &state.resources);
+        for resource in run.exists.difference(in_state) {
+            if !run.kept.contains(resource) {
+                let detail = format!("`{resource}` exists but is in no state");
                 self.add(Kind::StateMissing, &run.name, detail);
             }
         }
-        for resource in run.removed.intersection(now) {
-            let detail = format!("`{resource}` was removed but is in the state");
+        if run.tool_was_killed {
+            return;
+        }
+        for resource in in_state.difference(&run.exists) {
+            let detail = format!("`{resource}` is in the state but does not exist");
             self.add(Kind::StateMissing, &run.name, detail);
+        }
+    }
+
+    /// Compares the states on record with each other, and with the last one in the store.
+    fn records(&mut self, run: &Run, last: Option<&State>) {
+        let job = run.jobs.last();
+        let is_done =
+            job.is_some_and(|job| job.publishes && job.endings.last() == Some(&Ending::Completed));
+        let mut newest = 0;
+        for serial in &run.recorded {
+            if *serial < newest {
+                let detail = format!("{serial} is on record after {newest}");
+                self.add(Kind::OlderPublished, &run.name, detail);
+            }
+            newest = newest.max(*serial);
+        }
+        // A completed run has published what it has stored last. One without a record is found elsewhere.
+        let is_compared = is_done && !run.recorded.is_empty();
+        let last = last.map(|state| state.serial);
+        if let Some(last) = last.filter(|last| is_compared && newest < *last) {
+            let detail = format!("{newest} is on record, and {last} is stored");
+            self.add(Kind::OlderPublished, &run.name, detail);
         }
     }
 }
@@ -519,7 +576,8 @@ mod tests {
                 .map(|(what, times)| (what.to_owned(), times))
                 .into(),
             versions: vec![Some(state(1)), Some(state(2))],
-            made: names(&["first", "second"]),
+            exists: names(&["first", "second"]),
+            recorded: vec![2],
             ..Run::default()
         };
         Facts {
@@ -616,18 +674,66 @@ mod tests {
         assert_eq!(lacks, expected);
         let lacks = with_run(|run| run.versions.clear());
         assert_eq!(lacks, [Kind::StateMissing, Kind::StateMissing]);
-        let stays = with_run(|run| run.removed = names(&["first"]));
-        assert_eq!(stays, [Kind::StateMissing]);
+    }
+
+    #[test]
+    fn what_exists_is_compared_with_what_the_states_have() {
+        let gone = |killed| {
+            with_run(move |run| {
+                run.exists = names(&["second"]);
+                run.tool_was_killed = killed;
+            })
+        };
+        assert_eq!(gone(false), [Kind::StateMissing]);
+        assert_eq!(gone(true), []);
+        let more = |kept: &[&str]| {
+            let kept = names(kept);
+            with_run(move |run| {
+                run.exists.insert("third".to_owned());
+                run.kept = kept;
+            })
+        };
+        assert_eq!(more(&[]), [Kind::StateMissing]);
+        assert_eq!(more(&["third"]), []);
+    }
+
+    #[test]
+    fn a_record_of_an_older_state_is_found() {
+        let recorded = |serials: &'static [u64]| {
+            with_run(move |run| {
+                run.recorded = serials.to_vec();
+            })
+        };
+        assert_eq!(recorded(&[1, 2]), []);
+        assert_eq!(recorded(&[2, 1]), [Kind::OlderPublished]);
+        assert_eq!(recorded(&[1]), [Kind::OlderPublished]);
+    }
+
+    #[test]
+    fn a_lock_is_removed_if_its_run_asks_for_it_or_is_over() {
+        let removed = |is_asked_for, is_over| {
+            let info = "07ce11eb".to_owned();
+            with_run(move |run| {
+                run.removed_locks = vec![RemovedLock {
+                    info,
+                    is_asked_for,
+                    is_over,
+                }];
+            })
+        };
+        assert_eq!(removed(false, false), [Kind::LockRemoved]);
+        assert_eq!(removed(true, false), []);
+        assert_eq!(removed(false, true), []);
     }
 
     #[test]
     fn a_state_replaced_by_an_older_or_another_one_is_found() {
         let older = with_run(|run| run.versions.push(Some(state(1))));
-        assert_eq!(older, [Kind::StateLost]);
+        assert_eq!(older, [Kind::OlderPublished]);
         let another = with_run(|run| {
             let other = State {
                 lineage: "other".to_owned(),
-                ..state(3)
+                ..state(2)
             };
             run.versions.push(Some(other));
         });

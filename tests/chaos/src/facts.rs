@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Result;
 use job_contract::encoding::hex;
+use job_contract::keys::ObjectKey;
 use md5::{Digest as _, Md5};
 use serde_json::Value;
 use test_peers::terraform;
-use test_platform::{Records, Status};
+use test_platform::{History, Records, Status};
 
 use crate::check::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step, StoreOutages};
 use crate::journey::FinishedRun;
@@ -149,9 +150,13 @@ pub(crate) fn marks(text: &str) -> Vec<(u32, Line)> {
     text.lines().filter_map(mark).collect()
 }
 
-fn state_key(finished: &FinishedRun, organization: &str) -> String {
-    let workspace = &finished.workspace;
+fn state_key(organization: &str, workspace: &str) -> String {
     format!("tfstate/{organization}/{workspace}/terraform.tfstate")
+}
+
+/// The key of the lock of a workspace's state.
+pub(crate) fn lock_key(organization: &str, workspace: &str) -> String {
+    format!("{}.tflock", state_key(organization, workspace))
 }
 
 /// The lock of a run's state that is in the store.
@@ -160,8 +165,8 @@ pub(crate) fn left_lock(
     finished: &FinishedRun,
     organization: &str,
 ) -> Result<Option<String>> {
-    let key = state_key(finished, organization);
-    Ok(peers.store.object(&format!("{key}.tflock"))?)
+    let key = lock_key(organization, &finished.workspace);
+    Ok(peers.store.object(&key)?)
 }
 
 fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Printed) -> Result<Run> {
@@ -178,7 +183,7 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
     if finished.run.kind == Kind::BadData {
         return Ok(run);
     }
-    let key = state_key(finished, &records.organization);
+    let key = state_key(&records.organization, &finished.workspace);
     let (versions, deletions) = peers.store.versions(&key)?;
     run.versions = versions.iter().map(|version| state(version)).collect();
     run.versions.extend((0..deletions).map(|_| None));
@@ -186,26 +191,18 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
     for id in &finished.jobs {
         run.jobs
             .push(job(peers, finished, *id, records, &of_container)?);
-        if finished.tool_was_killed(*id) {
-            continue;
-        }
-        let done = |phase: &str| journal.iter().any(|line| *line == format!("end {phase}"));
-        let is_destroy = finished.run.kind == Kind::Destroy && finished.jobs.last() == Some(id);
-        let completed = records.job(*id).status == Status::Completed;
-        for (phase, resource) in [("first", "first"), ("second", "second")] {
-            if done(phase) && !is_destroy {
-                run.made.insert(resource.to_owned());
-            }
-            if is_destroy && (completed || (resource == "second" && done("gone"))) {
-                run.removed.insert(resource.to_owned());
-            }
-        }
     }
-    let killed = finished
-        .jobs
-        .iter()
-        .any(|job| finished.tool_was_killed(*job));
-    if !killed && let Some(lock) = left_lock(peers, finished, &records.organization)? {
+    let mut jobs = finished.jobs.iter();
+    run.tool_was_killed = jobs.any(|job| finished.tool_was_killed(*job));
+    // No state has what a killed tool has made. What it was to destroy, an earlier tool has made.
+    if !run.tool_was_killed || finished.run.kind == Kind::Destroy {
+        run.exists = peers.existing(number);
+    }
+    run.kept = kept(peers, finished, records)?;
+    run.recorded = recorded(finished, records);
+    if !run.tool_was_killed
+        && let Some(lock) = left_lock(peers, finished, &records.organization)?
+    {
         let lock: Value = serde_json::from_str(&lock).unwrap_or_default();
         let id = lock["ID"].as_str().unwrap_or_default();
         let mut reported = false;
@@ -218,6 +215,35 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
         });
     }
     Ok(run)
+}
+
+/// The serial numbers on record for the workspace of a run, in their order.
+fn recorded(finished: &FinishedRun, records: &Records) -> Vec<u64> {
+    let histories = records.histories.iter();
+    let histories = histories.filter(|history| history.workspace == finished.workspace);
+    histories.map(serial).collect()
+}
+
+fn serial(history: &History) -> u64 {
+    u64::try_from(history.serial).unwrap_or_default()
+}
+
+/// Resources in the states that the store keeps beside the state, and that an output of the run names.
+fn kept(peers: &Peers, finished: &FinishedRun, records: &Records) -> Result<BTreeSet<String>> {
+    let outputs = outputs(peers, finished, records)?;
+    let mut kept = BTreeSet::new();
+    for id in &finished.jobs {
+        for step in &records.job(*id).steps {
+            let (organization, workspace) = (&records.organization, &finished.workspace);
+            let key = ObjectKey::errored_state(organization, workspace, &id.to_string(), &step.id);
+            let key = key.in_bucket();
+            let is_named = outputs.iter().any(|output| output.contains(&key));
+            let found = peers.store.object(&key)?.filter(|_| is_named);
+            let state = found.and_then(|text| state(&text));
+            kept.extend(state.into_iter().flat_map(|state| state.resources));
+        }
+    }
+    Ok(kept)
 }
 
 /// Stored outputs of a run.
@@ -353,12 +379,8 @@ fn script(kind: Kind, step: &str) -> Vec<Line> {
 }
 
 /// Whether the store has the state of a platform's record, under the recorded address.
-fn publication(
-    peers: &Peers,
-    organization: &str,
-    history: &test_platform::History,
-) -> Result<Published> {
-    let serial = u64::try_from(history.serial).unwrap_or_default();
+fn publication(peers: &Peers, organization: &str, history: &History) -> Result<Published> {
+    let serial = serial(history);
     // The address is the platform's own. The store uses the same name.
     let name = history.output.rsplit_once("/state/");
     let name = name.and_then(|(_, name)| name.strip_suffix(".json"));

@@ -18,6 +18,7 @@ pub(crate) fn write_files(base: &Path, program: &Path) -> Result<()> {
     for folder in [
         "bin",
         "data",
+        "exists",
         "held",
         "hold",
         "home",
@@ -69,18 +70,21 @@ pub(crate) fn write_files(base: &Path, program: &Path) -> Result<()> {
     make_repository(base)
 }
 
-/// A script that prints lines, stops at the gate, and prints more lines. It writes its begin and end to the journal.
+/// A script that prints lines, stops at the gate, and prints more lines. It writes its begin and end to the journal. What it makes
+/// exists from its begin, and what it removes until its end.
 fn work_script(base: &Path) -> String {
     let here = base.display();
     format!(
         "phase=$1\n\
          say() {{ n=$1; while test $n -le $2; do echo \"mark/$RUN/$phase/$n;\"; n=$((n+1)); done; }}\n\
          echo \"begin $phase\" >> '{here}/journal/'\"$RUN\"\n\
+         case $phase in first|second) : > '{here}/exists/'\"$RUN-$phase\" ;; esac\n\
          say 1 {LINES}\n\
          if test -e '{here}/hold/'\"$RUN-work\"; then case $phase in second|script|gone)\n\
          : > '{here}/held/'\"$RUN-work\"\n\
          while test -e '{here}/hold/'\"$RUN-work\"; do sleep 0.05; done\n;; esac; fi\n\
          say {} {}\n\
+         case $phase in gone) rm -f '{here}/exists/'\"$RUN-second\" ;; esac\n\
          echo \"end $phase\" >> '{here}/journal/'\"$RUN\"\n\
          test \"$FAIL\" != \"$phase\"\n",
         LINES + 1,
@@ -92,11 +96,13 @@ fn make_repository(base: &Path) -> Result<()> {
     let folder = base.join("repository");
     let work = |phase: &str| format!("sh {}/work.sh {phase}", base.display());
     let module = format!(
-        "resource \"terraform_data\" \"first\" {{\n  provisioner \"local-exec\" {{\n    command = \"{}\"\n  }}\n}}\n\
+        "resource \"terraform_data\" \"first\" {{\n  provisioner \"local-exec\" {{\n    command = \"{}\"\n  }}\n  \
+         provisioner \"local-exec\" {{\n    when    = destroy\n    command = \"rm -f {}/exists/$RUN-first\"\n  }}\n}}\n\
          resource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  \
          provisioner \"local-exec\" {{\n    command = \"{}\"\n  }}\n  \
          provisioner \"local-exec\" {{\n    when    = destroy\n    command = \"{}\"\n  }}\n}}\n",
         work("first"),
+        base.display(),
         work("second"),
         work("gone"),
     );

@@ -1,7 +1,7 @@
 //! The peers of a journey: the platform, Redis, an object store, and the side that runs the steps. Proxies between them
 //! inject faults.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::fs;
 use std::io;
@@ -172,6 +172,13 @@ impl Peers {
             text => text.unwrap_or_else(|error| panic!("{}: {error}", path.display())),
         };
         text.lines().map(str::to_owned).collect()
+    }
+
+    /// The resources of a run that exist.
+    pub(crate) fn existing(&self, run: u32) -> BTreeSet<String> {
+        let exists = |name: &&str| self.path("exists").join(format!("{run}-{name}")).exists();
+        let existing = ["first", "second"].into_iter().filter(exists);
+        existing.map(str::to_owned).collect()
     }
 
     /// Makes the run stop at this gate.

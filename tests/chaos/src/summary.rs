@@ -1,16 +1,23 @@
 //! The summary of a journey, as text and as JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::check::{Ending, Facts, Findings, StoreOutages, Violation};
+use crate::check::{Ending, Facts, Findings, Kind, StoreOutages, Violation};
 use crate::journey::{FinishedRun, Options};
 
+/// What the oracle counts: what exists is compared with what the last state has.
+const ORACLE: [(&str, &[Kind]); 3] = [
+    ("states_lost", &[Kind::StateLost, Kind::StateMissing]),
+    ("older_published", &[Kind::OlderPublished]),
+    ("living_locks_removed", &[Kind::LockRemoved]),
+];
+
 /// Runs, faults and violations of a journey.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Seed of the schedule.
     pub seed: u64,
@@ -111,6 +118,16 @@ impl Summary {
             .any(|found| found.of.starts_with(&name) || names_job(&found.detail))
     }
 
+    /// How many runs have a violation of each kind that the oracle counts.
+    fn oracle(&self) -> BTreeMap<&'static str, usize> {
+        let count = |kinds: &[Kind]| {
+            let found = self.found.iter();
+            let found = found.filter(|found| kinds.contains(&found.kind));
+            found.map(|found| &found.of).collect::<BTreeSet<_>>().len()
+        };
+        ORACLE.map(|(name, kinds)| (name, count(kinds))).into()
+    }
+
     /// The summary as JSON.
     pub fn as_json(&self) -> Value {
         let found = self.found.iter().map(|found| {
@@ -135,6 +152,7 @@ impl Summary {
             },
             "excused": self.excused,
             "rewritten": self.rewritten,
+            "oracle": self.oracle(),
             "seconds": self.took.as_secs(),
             "discrepancies": found.collect::<Vec<_>>(),
             "evidence": self.evidence,
@@ -158,6 +176,11 @@ impl fmt::Display for Summary {
             f,
             "seen      {} applies and destroys begun, {} states, {} lines",
             self.changes_begun, self.states, self.lines
+        )?;
+        let [lost, older, locks] = ORACLE.map(|(name, _)| self.oracle()[name]);
+        writeln!(
+            f,
+            "oracle    {lost} states lost, {older} older published, {locks} locks of living runs removed"
         )?;
         writeln!(f, "started   {}", list(&self.started))?;
         if !self.responses.is_empty() {
@@ -202,6 +225,28 @@ fn names_job(text: &str, job: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_oracle_counts_the_runs_that_break_its_rules() {
+        let violation = |kind, of: &str| Violation {
+            kind,
+            of: of.to_owned(),
+            detail: String::new(),
+        };
+        let mut summary = Summary::default();
+        let zeros = "oracle    0 states lost, 0 older published, 0 locks of living runs removed\n";
+        assert!(summary.to_string().contains(zeros));
+        summary.found = vec![
+            violation(Kind::StateMissing, "run 1"),
+            violation(Kind::StateLost, "run 1"),
+            violation(Kind::StateLost, "run 2"),
+            violation(Kind::OlderPublished, "run 1"),
+            violation(Kind::LockRemoved, "run 3"),
+            violation(Kind::Locked, "run 4"),
+        ];
+        let expected = json!({"states_lost": 2, "older_published": 1, "living_locks_removed": 1});
+        assert_eq!(summary.as_json()["oracle"], expected);
+    }
 
     #[test]
     fn a_violation_is_about_the_jobs_that_it_names() {
