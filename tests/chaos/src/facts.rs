@@ -200,6 +200,7 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
     }
     run.kept = kept(peers, finished, records)?;
     run.recorded = recorded(finished, records);
+    run.removed_locks = peers.side.removed_locks(&finished.workspace);
     if !run.tool_was_killed
         && let Some(lock) = left_lock(peers, finished, &records.organization)?
     {
@@ -322,8 +323,13 @@ fn job(
             script,
             printed,
             stored: stored.map(|text| {
-                let marks = marks(&text).into_iter();
-                marks.map(|(_, line)| line).collect()
+                let marks = marks(&text).into_iter().map(|(_, line)| line);
+                let mut lines: Vec<Line> = marks.collect();
+                if finished.log_is_stored_twice(id) {
+                    let mut seen = BTreeSet::new();
+                    lines.retain(|line| seen.insert(line.clone()));
+                }
+                lines
             }),
         });
     }

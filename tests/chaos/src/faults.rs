@@ -18,7 +18,7 @@ pub(crate) const ARRIVAL: Duration = Duration::from_mins(4);
 /// How long a pod may take to end after its fault.
 pub(crate) const END: Duration = Duration::from_mins(1);
 /// How long the work after a gate may take while peers fail.
-const WORK: Duration = Duration::from_mins(1);
+pub(crate) const WORK: Duration = Duration::from_mins(1);
 /// How long the Job of a finished run may stay: longer than its time to live.
 pub(crate) const REMOVAL: Duration = Duration::from_mins(2);
 /// The method of reports. Executors send requests of other methods all the time.

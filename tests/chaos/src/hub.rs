@@ -1,6 +1,8 @@
-//! A hub with agents, whose executors are processes of this machine. Proxies before and behind the hub disturb responses.
+//! A hub with agents, whose executors are processes of this machine. Proxies before and behind the hub disturb responses. A fault
+//! puts a second hub beside it. Both serve until they are killed.
 
 pub(crate) mod faults;
+pub(crate) mod front;
 mod orphans;
 
 use std::collections::BTreeMap;
@@ -11,30 +13,47 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use job_contract::env;
 use pool_protocol::token::PoolToken;
 use pool_store::{DocumentKeys, EventView, Page, Rules, Store, TaskFilter, TaskView};
 use serde_json::Value;
+use test_peers::postgres::PostgresServer;
+use test_peers::proxy::Proxy;
 use test_platform::launcher;
 use tokio::sync::Mutex;
 
+use self::front::StoreFront;
+use crate::check::RemovedLock;
 use crate::facts::lines_with;
 use crate::files::write_script;
 use crate::peers::holds;
 use crate::process::{Process, listening};
-use crate::wire::{Hit, Wire};
+use crate::wire::{Hit, Wire, lock_id};
 
-/// The only pool.
+/// The pool of the runs.
 const POOL: &str = "eu";
 /// Agents of the pool.
 const AGENTS: usize = 3;
+/// The pool of the runs whose agent is cut off, so that no other run is.
+const APART: &str = "apart";
+/// The number of its agent.
+const APART_AGENT: usize = AGENTS;
 /// Runs of an agent at once.
 const SLOTS: &str = "8";
 /// What executors and agents seal reports with.
 const REPORT_KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+/// What hubs sign with, all of them.
+const TOKEN_KEY: &str = "BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc=";
+/// How long the hub waits for an agent and its executor. An executor that does not reach the hub stops after half of it, and no
+/// other fault keeps it from the hub for so long.
+const LOST_AFTER: Duration = Duration::from_mins(2);
+/// What the hub writes into a lock before the task that has it.
+const LOCKED_BY: &str = "mayfly task ";
+/// The states of a task that is over.
+const ENDS: [&str; 3] = ["completed", "failed", "cancelled"];
 /// Settings that only the hub has: the way to the platform.
 const OF_THE_HUB: [&str; 5] = [
     env::API_URL,
@@ -51,18 +70,26 @@ pub(crate) struct HubSide {
     settings: BTreeMap<String, String>,
     /// The token of the agents.
     token: PoolToken,
+    /// The token of the agent in the pool apart.
+    token_apart: PoolToken,
+    /// Between that agent, with its executors, and the proxy before the hub.
+    network_apart: Proxy,
     /// Between platform, agents and executors, and the hub.
     before_hub: Wire,
     /// Between the hub and the platform.
     behind_hub: Wire,
+    /// Between the hub and the artifact store.
+    front: StoreFront,
     programs: Mutex<Programs>,
     /// What the store of the hub holds at the end.
     records: OnceLock<Vec<Record>>,
+    store_url: String,
+    _postgres: Arc<PostgresServer>,
 }
 
 #[derive(Debug, Default)]
 struct Programs {
-    hub: Option<(Process, SocketAddr)>,
+    hubs: Vec<(Process, SocketAddr)>,
     agents: BTreeMap<usize, Process>,
     hubs_started: u32,
     agents_started: u32,
@@ -82,20 +109,26 @@ impl HubSide {
         seed: u64,
         organization: &str,
         mut settings: BTreeMap<String, String>,
+        front: StoreFront,
     ) -> Result<Self> {
         let platform = settings.get(env::API_URL).context("no platform")?;
         let platform: SocketAddr = platform.trim_start_matches("http://").parse()?;
-        let behind_hub = Wire::start(seed.wrapping_mul(2), Some(platform))?;
+        let behind_hub = Wire::start(seed.wrapping_mul(2), &[platform])?;
         settings.insert(env::API_URL.to_owned(), behind_hub.url());
-        let token = PoolToken::new(POOL.parse()?);
-        fs::write(
-            folder.join("pools.yaml"),
+        let before_hub = Wire::start(seed.wrapping_mul(2) + 1, &[])?;
+        let (token, token_apart) = (
+            PoolToken::new(POOL.parse()?),
+            PoolToken::new(APART.parse()?),
+        );
+        let pool = |name: &str, token: &PoolToken| {
             format!(
-                "pools:\n  {POOL}:\n    organizations: [{organization}]\n    tokens:\n      \
+                "  {name}:\n    organizations: [{organization}]\n    tokens:\n      \
                  - {{id: one, sha256: {}}}\n",
                 token.digest()
-            ),
-        )?;
+            )
+        };
+        let pools = [pool(POOL, &token), pool(APART, &token_apart)].concat();
+        fs::write(folder.join("pools.yaml"), format!("pools:\n{pools}"))?;
         fs::create_dir(folder.join("containers"))?;
         // The folder of a run is removed with its log, so that the log gets a second name.
         write_script(
@@ -107,14 +140,20 @@ impl HubSide {
                 folder.display(),
             ),
         )?;
+        let postgres = PostgresServer::shared()?;
         let side = Self {
             folder: folder.to_owned(),
             settings,
             token,
-            before_hub: Wire::start(seed.wrapping_mul(2) + 1, None)?,
+            token_apart,
+            network_apart: Proxy::start(&[before_hub.address()])?,
+            before_hub,
             behind_hub,
+            front,
             programs: Mutex::default(),
             records: OnceLock::new(),
+            store_url: postgres.database()?,
+            _postgres: postgres,
         };
         side.start_missing().await?;
         Ok(side)
@@ -124,6 +163,11 @@ impl HubSide {
     pub(crate) fn dispatch_url(&self) -> String {
         let hub = self.before_hub.url();
         format!("{hub}/pools/{POOL}/api/v1/terraform-rs")
+    }
+
+    /// The URL of the pool whose agent can be cut off alone.
+    pub(crate) fn apart_url(&self) -> String {
+        format!("{}/pools/{APART}", self.before_hub.url())
     }
 
     /// How many programs of each kind were started so far.
@@ -155,17 +199,11 @@ impl HubSide {
     /// Starts the programs that do not run.
     pub(crate) async fn start_missing(&self) -> Result<()> {
         let mut programs = self.programs.lock().await;
-        if programs.hub.is_none() {
-            programs.hubs_started += 1;
-            let log = self
-                .folder
-                .join(format!("hub-{}.log", programs.hubs_started));
-            let process = Process::start(&mut self.hub(), &log)?;
-            let address = listening(&log).await?;
-            programs.hub = Some((process, address));
-            self.before_hub.pass_on_to(Some(address));
+        if programs.hubs.is_empty() {
+            let hub = self.start_hub(&mut programs).await?;
+            self.before_hub.pass_on_to(&[hub]);
         }
-        for number in 0..AGENTS {
+        for number in 0..=APART_AGENT {
             if !programs.agents.contains_key(&number) {
                 programs.agents_started += 1;
                 let name = format!("agent-{number}-{}.log", programs.agents_started);
@@ -176,11 +214,23 @@ impl HubSide {
         Ok(())
     }
 
-    /// Kills the hub as a crash does.
+    /// Starts a hub beside those that run. Returns its address.
+    async fn start_hub(&self, programs: &mut Programs) -> Result<SocketAddr> {
+        programs.hubs_started += 1;
+        let log = self
+            .folder
+            .join(format!("hub-{}.log", programs.hubs_started));
+        let process = Process::start(&mut self.hub(), &log)?;
+        let address = listening(&log).await?;
+        programs.hubs.push((process, address));
+        Ok(address)
+    }
+
+    /// Kills the hub as a crash does, and the one beside it.
     pub(crate) async fn kill_hub(&self) {
-        let hub = self.programs.lock().await.hub.take();
-        drop(hub);
-        self.before_hub.pass_on_to(None);
+        let hubs = std::mem::take(&mut self.programs.lock().await.hubs);
+        drop(hubs);
+        self.before_hub.pass_on_to(&[]);
     }
 
     /// Kills an agent as a crash does.
@@ -199,7 +249,9 @@ impl HubSide {
     fn hub(&self) -> Command {
         let mut command = launcher::hub(self.program(), &self.folder);
         command
-            .env(env::POOL_STORE, self.store_url())
+            .env(env::POOL_STORE, &self.store_url)
+            .env(env::POOL_LOST_SECONDS, LOST_AFTER.as_secs().to_string())
+            .env(env::JOB_TOKEN_KEYS, TOKEN_KEY)
             .envs(&self.settings);
         command
     }
@@ -207,10 +259,15 @@ impl HubSide {
     fn agent(&self, number: usize) -> Command {
         let shared = self.settings.iter();
         let shared = shared.filter(|(name, _)| !OF_THE_HUB.contains(&name.as_str()));
-        let (name, hub) = (format!("{POOL}-{number}"), self.before_hub.url());
+        let (pool, token, hub) = if number == APART_AGENT {
+            (APART, &self.token_apart, self.network_apart.url())
+        } else {
+            (POOL, &self.token, self.before_hub.url())
+        };
+        let name = format!("{pool}-{number}");
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = launcher::command(self.program(), &self.folder.join("home"));
-        launcher::agent(&mut command, &name, &hub, self.token.reveal())
+        launcher::agent(&mut command, &name, &hub, token.reveal())
             .args(["--deploy-target", "process"])
             .env("PATH", format!("{}/bin:{path}", self.folder.display()))
             .env("MAYFLY_AGENT_SLOTS", SLOTS)
@@ -224,10 +281,6 @@ impl HubSide {
 
     fn data_of(&self, agent: usize) -> PathBuf {
         self.folder.join(format!("agent-{agent}"))
-    }
-
-    fn store_url(&self) -> String {
-        format!("sqlite:{}/pools.db", self.folder.display())
     }
 
     /// What executors printed.
@@ -266,7 +319,7 @@ impl HubSide {
             .into_iter()
             .map(|process| format!("process {process}"))
             .collect();
-        for agent in 0..AGENTS {
+        for agent in 0..=APART_AGENT {
             for run in self.runs_of(agent)? {
                 left.push(format!("folder {}", run.display()));
             }
@@ -287,7 +340,7 @@ impl HubSide {
     /// The gauges of tasks that are not over, or that the platform does not know to be over.
     async fn open_tasks(&self) -> Result<Vec<String>> {
         let programs = self.programs.lock().await;
-        let (_, address) = programs.hub.as_ref().context("no hub runs")?;
+        let (_, address) = programs.hubs.first().context("no hub runs")?;
         let metrics = reqwest::get(format!("http://{address}/metrics")).await?;
         let metrics = metrics.error_for_status()?.text().await?;
         let tasks = metrics.lines();
@@ -303,7 +356,7 @@ impl HubSide {
     async fn read_store(&self) -> Result<()> {
         // No document is read.
         let keys = Arc::new(DocumentKeys::new([]));
-        let store = Store::open(&self.store_url(), Rules::default(), keys).await?;
+        let store = Store::open(&self.store_url, Rules::default(), keys).await?;
         let (mut records, mut page) = (Vec::new(), Page::first());
         loop {
             let tasks = store.tasks(None, TaskFilter::All, page).await?;
@@ -339,6 +392,30 @@ impl HubSide {
         unfinished.map(name).collect()
     }
 
+    /// The locks of a workspace that the hub has removed, and whether it had a reason.
+    pub(crate) fn removed_locks(&self, workspace: &str) -> Vec<RemovedLock> {
+        let removals = self.front.removals(workspace).into_iter();
+        let removed = removals.map(|removal| {
+            let task = holder(&removal.info).unwrap_or_default();
+            let id = lock_id(removal.info.as_bytes()).unwrap_or_default();
+            RemovedLock {
+                is_asked_for: self.before_hub.has_unlocked(&task, &id, removal.at),
+                is_over: self.was_over(&task, removal.at),
+                info: removal.info,
+            }
+        });
+        removed.collect()
+    }
+
+    /// Whether a task was over at this time.
+    fn was_over(&self, task: &str, at: SystemTime) -> bool {
+        let records = self.records.get().into_iter().flatten();
+        let mut events = records
+            .filter(|record| record.task.task.to_string() == task)
+            .flat_map(|record| &record.events);
+        events.any(|event| event.at <= at && ENDS.contains(&event.to))
+    }
+
     /// The evidence of a job: the history of its tasks, the disturbed responses, and log lines of hubs and agents.
     pub(crate) fn evidence(&self, job: u32) -> Result<String> {
         let mut text = String::new();
@@ -371,6 +448,13 @@ impl HubSide {
         );
         Ok(text)
     }
+}
+
+/// The task that has a lock, as its hub has written it.
+fn holder(info: &str) -> Option<String> {
+    let info: Value = serde_json::from_str(info).ok()?;
+    let task = info["Info"].as_str()?.strip_prefix(LOCKED_BY)?;
+    Some(task.to_owned())
 }
 
 /// A file in a run's folder. `None` if it does not exist yet, or not any more.

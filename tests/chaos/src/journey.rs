@@ -111,6 +111,12 @@ impl FinishedRun {
         self.jobs.last() == Some(&job) && goes && self.redis_lost_data
     }
 
+    /// Whether the output of the job has lines twice: the hub has stored what it got before it gave the run up, and the
+    /// executor appends its own log when it reaches the hub again.
+    pub(crate) fn log_is_stored_twice(&self, job: u32) -> bool {
+        self.jobs.last() == Some(&job) && self.run.fault == Some(Fault::AgentCutOff)
+    }
+
     /// Whether a failed step of the run has printed all its lines, because its own failure comes last.
     pub(crate) fn prints_all_lines_if_it_fails(&self) -> bool {
         let is_ended = self.run.fault.is_some_and(Fault::ends);
@@ -330,6 +336,9 @@ fn workspace(peers: &Peers, run: Run) -> Result<Workspace> {
         ..Workspace::new(&peers.source(run.number)?)
     }
     .with(Variable::env("RUN", &run.number.to_string()));
+    if run.fault == Some(Fault::AgentCutOff) {
+        workspace.agent = peers.side.apart_url();
+    }
     if run.kind == Kind::FailingApply {
         workspace = workspace.with(Variable::env("FAIL", "second"));
     }

@@ -23,6 +23,7 @@ use test_platform::{Outputs, Platform};
 
 use crate::files::write_files;
 use crate::hub::HubSide;
+use crate::hub::front::StoreFront;
 use crate::launchers::LauncherSide;
 use crate::side::Side;
 
@@ -58,6 +59,7 @@ pub(crate) struct Locks {
     pub(crate) store: tokio::sync::Mutex<()>,
     pub(crate) api: tokio::sync::Mutex<()>,
     pub(crate) launchers: tokio::sync::Mutex<()>,
+    pub(crate) apart: tokio::sync::Mutex<()>,
 }
 
 /// A point at which a run can be stopped.
@@ -109,7 +111,9 @@ impl Peers {
             Side::Launchers(Box::new(side))
         } else {
             let organization = platform.organization();
-            let side = HubSide::start(folder.path(), seed, &organization, settings).await?;
+            let front = StoreFront::start(store.address())?;
+            *store_proxy.servers() = vec![front.address()];
+            let side = HubSide::start(folder.path(), seed, &organization, settings, front).await?;
             Side::Hub(Box::new(side))
         };
         platform.dispatch_to(&side.dispatch_url());

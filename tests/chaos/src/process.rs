@@ -7,6 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use test_peers::wait::within;
 use test_platform::launcher::address_in;
 
@@ -26,6 +28,13 @@ impl Process {
             .stderr(File::create(log)?)
             .spawn();
         Ok(Self(started?))
+    }
+
+    /// Sends it a signal. Nothing happens if it has ended.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Ok(pid) = i32::try_from(self.0.id()) {
+            let _ = kill(Pid::from_raw(pid), signal);
+        }
     }
 }
 

@@ -256,6 +256,14 @@ pub enum Fault {
     Terminated,
     /// The hub is killed while the platform refuses a report.
     HubAtReport,
+    /// The store gets a write of the state late: after the end of the run.
+    StateLate,
+    /// The store gets a request for the lock late: after the lock was released.
+    LockLate,
+    /// One of two hubs is frozen while it writes the state, and thawed after the other one has ended the run.
+    HubFrozen,
+    /// The agent of the run is cut off until the hub gives the run up, and then reaches it again.
+    AgentCutOff,
 }
 
 impl Fault {
@@ -294,7 +302,7 @@ impl Fault {
     ];
 
     /// Faults of journeys through a hub.
-    const OF_HUBS: [Self; 27] = [
+    const OF_HUBS: [Self; 31] = [
         Self::DuplicatesAtDispatch,
         Self::Duplicates,
         Self::RedisRestarted,
@@ -322,6 +330,10 @@ impl Fault {
         Self::AgentAndExecutor,
         Self::Terminated,
         Self::HubAtReport,
+        Self::StateLate,
+        Self::LockLate,
+        Self::HubFrozen,
+        Self::AgentCutOff,
     ];
 
     /// Its name in reports.
@@ -370,6 +382,10 @@ impl Fault {
             Self::AgentAndExecutor => "agent-and-executor-killed",
             Self::Terminated => "terminated",
             Self::HubAtReport => "hub-killed-at-report",
+            Self::StateLate => "state-written-late",
+            Self::LockLate => "lock-taken-late",
+            Self::HubFrozen => "hub-frozen",
+            Self::AgentCutOff => "agent-cut-off",
         }
     }
 
@@ -387,7 +403,8 @@ impl Fault {
             | Self::HubEarly
             | Self::AgentEarly
             | Self::ExecutorEarly
-            | Self::AgentAndExecutorEarly => InjectionPoint::Fetch,
+            | Self::AgentAndExecutorEarly
+            | Self::LockLate => InjectionPoint::Fetch,
             Self::KilledAtReport | Self::HubAtReport => InjectionPoint::Report,
             Self::LateDuplicates => InjectionPoint::After,
             _ => InjectionPoint::Work,
@@ -418,6 +435,7 @@ impl Fault {
                     | Self::KilledAtReport
                     | Self::ExecutorEarly
                     | Self::Terminated
+                    | Self::AgentCutOff
             )
     }
 
@@ -491,9 +509,13 @@ pub fn schedule(through: Through, seed: u64, runs: u32) -> Vec<Run> {
 
 fn kind_for(through: Through, fault: Fault, random: &mut Random) -> Kind {
     match fault {
-        // The state of these kinds shows whether they ran twice.
-        Fault::KilledAtReport | Fault::LateDuplicates | Fault::HubAtReport => {
+        // The state of these kinds shows whether they ran twice. The whole run is in the pool that is cut off.
+        Fault::KilledAtReport | Fault::LateDuplicates | Fault::HubAtReport | Fault::AgentCutOff => {
             random.pick(&[Kind::Apply, Kind::PlanApply])
+        }
+        // These kinds write a state.
+        Fault::StateLate | Fault::LockLate | Fault::HubFrozen => {
+            random.pick(&[Kind::Apply, Kind::PlanApply, Kind::Destroy])
         }
         _ => random.pick(through.with_faults()),
     }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::MutexGuard;
 
+use crate::check::RemovedLock;
 use crate::faults::Target;
 use crate::hub::HubSide;
 use crate::hub::faults::ExecutorProcess;
@@ -42,6 +43,22 @@ impl Side {
         match self {
             Self::Launchers(side) => side.dispatch_urls().await,
             Self::Hub(side) => vec![side.dispatch_url()],
+        }
+    }
+
+    /// The URL of a pool whose agent can be cut off without other runs, if there is a hub.
+    pub(crate) fn apart_url(&self) -> Option<String> {
+        match self {
+            Self::Launchers(_) => None,
+            Self::Hub(side) => Some(side.apart_url()),
+        }
+    }
+
+    /// The state locks of a workspace that a hub has removed.
+    pub(crate) fn removed_locks(&self, workspace: &str) -> Vec<RemovedLock> {
+        match self {
+            Self::Launchers(_) => Vec::new(),
+            Self::Hub(side) => side.removed_locks(workspace),
         }
     }
 

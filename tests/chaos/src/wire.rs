@@ -91,6 +91,15 @@ impl fmt::Display for Hit {
     }
 }
 
+/// A request of an executor to release the lock of its state.
+#[derive(Debug)]
+struct Unlock {
+    at: SystemTime,
+    path: String,
+    /// The id of the lock. `None`: any lock of the task.
+    id: Option<String>,
+}
+
 /// A proxy that disturbs responses.
 #[derive(Debug)]
 pub(crate) struct Wire {
@@ -107,11 +116,12 @@ struct Shared {
     /// Dispatches while there was no server.
     missed: AtomicU64,
     hits: Mutex<Vec<Hit>>,
+    unlocks: Mutex<Vec<Unlock>>,
 }
 
 impl Wire {
-    /// Listens on a free port. Without a server, connections end without a response.
-    pub(crate) fn start(seed: u64, server: Option<SocketAddr>) -> io::Result<Self> {
+    /// Listens on a free port. Requests go to the servers in turn. Without a server, connections end without a response.
+    pub(crate) fn start(seed: u64, servers: &[SocketAddr]) -> io::Result<Self> {
         let proxy = Proxy::of_calls(&[])?;
         let shared = Arc::new(Shared {
             seed,
@@ -120,7 +130,7 @@ impl Wire {
         let inner = Arc::clone(&shared);
         proxy.rule(usize::MAX, move |call| inner.fate(call));
         let wire = Self { proxy, shared };
-        wire.pass_on_to(server);
+        wire.pass_on_to(servers);
         Ok(wire)
     }
 
@@ -128,13 +138,32 @@ impl Wire {
         self.proxy.url()
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.proxy.address()
+    }
+
     /// From now on new requests go there.
-    pub(crate) fn pass_on_to(&self, server: Option<SocketAddr>) {
+    pub(crate) fn pass_on_to(&self, servers: &[SocketAddr]) {
         self.shared.missed.store(0, Ordering::SeqCst);
-        *self.proxy.servers() = server.into_iter().collect();
+        *self.proxy.servers() = servers.to_vec();
         self.shared
             .is_away
-            .store(server.is_none(), Ordering::SeqCst);
+            .store(servers.is_empty(), Ordering::SeqCst);
+    }
+
+    /// Ends the requests that are in progress.
+    pub(crate) fn cut_open(&self) {
+        self.proxy.cut_open();
+    }
+
+    /// Whether the executor of a task had asked by this time to release the lock with this id.
+    pub(crate) fn has_unlocked(&self, task: &str, id: &str, by: SystemTime) -> bool {
+        let is_it = |unlock: &Unlock| {
+            unlock.at <= by
+                && unlock.path.split('/').any(|part| part == task)
+                && unlock.id.as_deref().is_none_or(|own| own == id)
+        };
+        lock(&self.shared.unlocks).iter().any(is_it)
     }
 
     /// How many dispatches came since there is no server.
@@ -160,6 +189,13 @@ impl Shared {
             let is_missed = is_dispatch(request) && self.is_away.load(Ordering::SeqCst);
             self.missed
                 .fetch_add(u64::from(is_missed), Ordering::SeqCst);
+            if request.path.ends_with("/state/unlock") {
+                lock(&self.unlocks).push(Unlock {
+                    at: SystemTime::now(),
+                    path: request.path.clone(),
+                    id: lock_id(&request.body),
+                });
+            }
             return None;
         }
         let number = self.responses.fetch_add(1, Ordering::SeqCst);
@@ -196,6 +232,12 @@ fn may_repeat(request: &Request) -> bool {
 
 fn is_dispatch(request: &Request) -> bool {
     request.path.ends_with("/terraform-rs")
+}
+
+/// The id in what the tool writes into a lock.
+pub(crate) fn lock_id(info: &[u8]) -> Option<String> {
+    let info: Value = serde_json::from_slice(info).ok()?;
+    info["ID"].as_str().map(str::to_owned)
 }
 
 /// The task or the job that a document is about.
@@ -238,7 +280,7 @@ mod tests {
     async fn each_harm_does_what_it_says() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server::start(|_| Response::new(200, "{\"taskId\":\"t\"}")).unwrap();
-        let wire = Wire::start(1, Some(server.address())).unwrap();
+        let wire = Wire::start(1, &[server.address()]).unwrap();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let (mut asked, mut answered) = (0, 0);
         let repeated = |method: &Method| *method == Method::GET;
@@ -272,7 +314,31 @@ mod tests {
             hits.iter()
                 .any(|hit| hit.to_string().contains("dropped: 200 of"))
         );
-        wire.pass_on_to(None);
+        wire.pass_on_to(&[]);
         assert!(client.get(wire.url()).send().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_request_for_the_release_of_a_lock_is_noted_with_its_task() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = Server::start(|_| Response::new(204, "")).unwrap();
+        let wire = Wire::start(1, &[server.address()]).unwrap();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let before = SystemTime::now();
+        for (task, body) in [("one", "{\"ID\":\"a\"}"), ("any", "")] {
+            let url = format!("{}/tasks/{task}/leases/l/state/unlock", wire.url());
+            // The response may be disturbed.
+            let _ = client.post(url).body(body).send().await;
+        }
+        let now = SystemTime::now();
+        for (task, id, by, is_asked) in [
+            ("one", "a", now, true),
+            ("one", "b", now, false),
+            ("any", "b", now, true),
+            ("other", "a", now, false),
+            ("one", "a", before, false),
+        ] {
+            assert_eq!(wire.has_unlocked(task, id, by), is_asked, "{task} {id}");
+        }
     }
 }

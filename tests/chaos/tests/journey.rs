@@ -11,6 +11,7 @@ use std::path::Path;
 
 use test_chaos::journey::{Options, run_journey};
 use test_chaos::schedule::Through;
+use test_peers::postgres::PostgresServer;
 use test_peers::skips::needed;
 
 const SEED: u64 = 1;
@@ -26,7 +27,10 @@ async fn in_chaos_every_run_ends_once_nothing_is_lost_and_nothing_is_left() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn in_chaos_through_a_hub_every_run_ends_once_nothing_is_lost_and_nothing_is_left() {
-    make(Through::Hub, None).await;
+    // The journey uses the same server.
+    if let Some(_postgres) = needed(PostgresServer::shared()) {
+        make(Through::Hub, None).await;
+    }
 }
 
 async fn make(through: Through, kubeconfig: Option<&Path>) {
