@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use artifact_store::{
     AzureLogin, AzureSettings, GcsLogin, GcsSettings, Handover, HttpUrl, RequestTiming,
@@ -12,7 +13,7 @@ use axum::body::Bytes;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use integration_tests::machine::{ExecutorRun, files_below};
-use integration_tests::{FakeTool, Gate, Machine, Outcome, Repository, job};
+use integration_tests::{FakeTool, Gate, Machine, Outcome, Repository, Running, job};
 use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
 use job_contract::report::StateStatus;
 use job_contract::{JobData, StepType, Tool, env};
@@ -92,6 +93,21 @@ impl<'p> Journey<'p> {
         fixture
             .iter()
             .fold(start, |run, (name, value)| run.env(name, value))
+    }
+
+    /// Until then, no run of the workspace begins.
+    fn drop_kept_state(&self) {
+        let workspace = format!("{}/{}", job::ORGANIZATION, job::WORKSPACE);
+        let mut command = Command::new(crate::LAUNCHER);
+        command
+            .args(["state", "drop", &workspace])
+            .env_clear()
+            .env(env::DATA_DIR, self.machine.data_dir());
+        for (name, value) in &self.fixture.environment {
+            command.env(name, value);
+        }
+        let done = Running::start(&mut command).wait();
+        assert_eq!(done.code(), 0, "{done}");
     }
 
     fn run(&self, job: &JobData) -> Outcome {
@@ -258,6 +274,7 @@ fn keeps_a_state_that_it_lacks(fixture: &Fixture) {
         );
         assert_eq!(journey.state(&kept), written, "{outcome}");
         assert_eq!(journey.state(&fixture.state), stored, "{outcome}");
+        journey.drop_kept_state();
     }
 }
 

@@ -352,7 +352,8 @@ fn a_state_that_no_disk_takes_is_held_until_one_does(tool: Tool) {
         let gate = machine.gate();
         let first = "resource \"terraform_data\" \"first\" {}\n";
         if has_before {
-            let apply = job::step_by(tool, StepType::Apply, &Repository::module(first));
+            let repository = Repository::module(first);
+            let apply = job::step_by(tool, StepType::Apply, &repository);
             machine.queue(&[&apply]);
             machine.run(&apply).expect_code(0);
         }
@@ -362,7 +363,8 @@ fn a_state_that_no_disk_takes_is_held_until_one_does(tool: Tool) {
              command = \"echo at-the-gate' 'tool-$PPID.; exec cat {}\"\n  }}\n}}\n",
             gate.path().display()
         );
-        let apply = job::step_by(tool, StepType::Apply, &Repository::module(&second));
+        let repository = Repository::module(&second);
+        let apply = job::step_by(tool, StepType::Apply, &repository);
         let apply = job::in_job(&apply, "413");
         machine.queue(&[&apply]);
         let data_dir = machine.data_dir();
