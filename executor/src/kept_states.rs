@@ -12,6 +12,7 @@ use job_contract::kept_state::KeptState;
 use job_contract::keys::{errored_file, errored_folder};
 use runtime::private_file::private_folder;
 use runtime::regular_file;
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::error::StepError;
@@ -24,6 +25,16 @@ const STATE: &str = "tfstate";
 const NOTE: &str = "json";
 /// The largest note.
 const MAX_NOTE_BYTES: u64 = 64 * 1024;
+
+/// What is noted about a copy on disk.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Note {
+    #[serde(flatten)]
+    pub(crate) state: KeptState,
+    /// What the artifact store of the run would call the copy. It is not known behind a hub.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reference: Option<String>,
+}
 
 /// The copy of a step's state.
 pub(crate) fn path_on_disk(data_dir: &Path, job: &JobData) -> PathBuf {
@@ -57,14 +68,14 @@ pub(crate) fn keep_on_disk(errored: &ErroredState, path: &Path) -> io::Result<()
 }
 
 /// Notes what is known about a copy. Without the note, only a person can decide whether it is stored.
-pub(crate) fn note_on_disk(path: &Path, state: &KeptState) {
-    let text = serde_json::to_vec(state).expect("digests are a document");
+pub(crate) fn note_on_disk(path: &Path, note: &Note) {
+    let text = serde_json::to_vec(note).expect("digests are a document");
     if let Err(error) = write_private_file(&path.with_extension(NOTE), &text) {
         warn!(%error, "what is known about a kept state could not be written");
     }
 }
 
-/// Removes a copy that is needed no more.
+/// Removes a copy whose state a run has stored or kept elsewhere.
 pub(crate) fn remove_from_disk(path: &Path) {
     for path in [path.to_owned(), path.with_extension(NOTE)] {
         if let Err(error) = remove_file_if_present(&path) {
@@ -100,7 +111,7 @@ fn states_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// What was noted about a copy.
-fn note_of(path: &Path) -> KeptState {
+fn note_of(path: &Path) -> Note {
     let note = regular_file::read_unlinked(&path.with_extension(NOTE), MAX_NOTE_BYTES);
     let note = note
         .ok()

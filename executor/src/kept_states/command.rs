@@ -17,7 +17,7 @@ use runtime::regular_file;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{note_of, remove_from_disk, states_on_disk};
+use super::{Note, note_of, states_on_disk};
 use crate::error::StepError;
 use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
 use crate::terraform::state_summary::{StateSummary, with_serial};
@@ -26,6 +26,8 @@ use crate::terraform::state_summary::{StateSummary, with_serial};
 const LARGEST: u64 = MAX_DOCUMENT_BYTES as u64;
 /// The extension of a copy on disk that somebody has dropped.
 const DROPPED: &str = "dropped";
+/// The extension of a copy on disk that is stored.
+const STORED: &str = "stored";
 
 /// A workspace, and where its states are.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +79,7 @@ pub fn run(
 /// A kept state.
 struct Kept {
     name: String,
-    state: KeptState,
+    note: Note,
     /// `None`: it is in the artifact store.
     file: Option<PathBuf>,
 }
@@ -104,7 +106,10 @@ impl Keeper<'_> {
         let listed = self.store.kept_states(organization, workspace).await?;
         let listed = listed.states.into_iter().map(|(name, state)| Kept {
             name,
-            state,
+            note: Note {
+                state,
+                reference: None,
+            },
             file: None,
         });
         let on_disk = states_on_disk(self.of.data_dir, organization, workspace)?;
@@ -114,7 +119,7 @@ impl Keeper<'_> {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into(),
-            state: note_of(&path),
+            note: note_of(&path),
             file: Some(path),
         });
         Ok(listed.chain(on_disk).collect())
@@ -167,7 +172,7 @@ impl Keeper<'_> {
         self.settle(&kept, true).await?;
         unlocked?;
         Ok(format!(
-            "The kept state is stored with serial {serial}. Runs plan and apply again.\n"
+            "The kept state is stored with serial {serial}. Runs plan and apply again. Its copy stays.\n"
         ))
     }
 
@@ -193,7 +198,10 @@ impl Keeper<'_> {
             .and_then(|text| StateSummary::read(&text[..]));
         let decided = match (&before, &stored) {
             (Some(_), None) => Err("the stored state is not a whole state".to_owned()),
-            _ => decide(&own, stored.as_ref(), &kept.state),
+            (None, _) if self.is_elsewhere(kept) => {
+                Err("nothing is stored here, and its run had another store: check the settings of the store".to_owned())
+            }
+            _ => decide(&own, stored.as_ref(), &kept.note.state),
         };
         let serial = match (decided, &stored) {
             (Ok(serial), _) => serial,
@@ -217,6 +225,13 @@ impl Keeper<'_> {
         Ok(serial)
     }
 
+    /// Whether a copy on disk is of a run with another store.
+    fn is_elsewhere(&self, kept: &Kept) -> bool {
+        let here = self.store.reference(&self.key(&kept.name));
+        let noted = kept.note.reference.as_ref();
+        noted.is_some_and(|noted| *noted != here)
+    }
+
     async fn discard(&self, name: Option<&str>) -> Result<String, StepError> {
         let kept = self.choose(name).await?;
         self.settle(&kept, false).await?;
@@ -235,12 +250,11 @@ impl Keeper<'_> {
                     });
                 Ok(settling.await?)
             }
-            Some(path) if is_stored => {
-                remove_from_disk(path);
-                Ok(())
+            Some(path) => {
+                let extension = if is_stored { STORED } else { DROPPED };
+                fs::rename(path, path.with_extension(extension))
+                    .map_err(|error| StepError::work_folder("could not rename", path, &error))
             }
-            Some(path) => fs::rename(path, path.with_extension(DROPPED))
-                .map_err(|error| StepError::work_folder("could not rename", path, &error)),
         }
     }
 }
@@ -251,6 +265,12 @@ fn decide(
     stored: Option<&StateSummary>,
     kept: &KeptState,
 ) -> Result<u64, String> {
+    if stored.is_none() && kept.follows.is_some() {
+        return Err(
+            "the state that its run had read is not in this store: check the settings of the store"
+                .to_owned(),
+        );
+    }
     if let Some(stored) = stored.filter(|_| !kept.is_whole && !own.is_encrypted) {
         let lacking = own.forgotten(stored, |_| false);
         if !lacking.is_empty() {
@@ -321,9 +341,12 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let data_dir = folder.path().to_owned();
             let read = state(7, &["a"]);
-            let note = KeptState {
-                follows: StateSummary::read(read.as_bytes()).map(|read| read.sha256),
-                is_whole,
+            let note = Note {
+                state: KeptState {
+                    follows: StateSummary::read(read.as_bytes()).map(|read| read.sha256),
+                    is_whole,
+                },
+                reference: None,
             };
             let copy = data_dir.join(errored_file("o", "w", "1", "s"));
             let errored = ErroredState::Printed(state(7, kept).into());
@@ -375,8 +398,33 @@ mod tests {
         assert_eq!(fixture.stored()["serial"], 8);
         assert_eq!(fixture.stored()["resources"][1]["name"], "b");
         assert_eq!(fixture.kept(), 0);
+        let copy = fixture.read("errored/o/w/errored-1-s.stored");
+        assert_eq!(copy["serial"], 7);
         let error = fixture.run(STORE).unwrap_err();
         assert_eq!(error.to_string(), "no such state of this workspace is kept");
+    }
+
+    /// Its run had another store, so these settings are not those of the run.
+    #[rstest]
+    #[case::with_what_the_run_had_read(true)]
+    #[case::with_nothing(false)]
+    fn a_state_of_another_store_is_not_stored_where_nothing_is(#[case] had_read: bool) {
+        let fixture = Fixture::new(&["a", "b"], true);
+        fs::remove_file(fixture.folder.path().join(local_backend_state("o", "w"))).unwrap();
+        if !had_read {
+            let copy = fixture.folder.path().join(errored_file("o", "w", "1", "s"));
+            let note = Note {
+                state: KeptState {
+                    follows: None,
+                    is_whole: true,
+                },
+                reference: Some("https://bucket.example.com/tfstate/o/w".to_owned()),
+            };
+            note_on_disk(&copy, &note);
+        }
+        let error = fixture.run(STORE).unwrap_err().to_string();
+        assert!(error.contains("check the settings of the store"), "{error}");
+        assert_eq!(fixture.kept(), 1);
     }
 
     #[rstest]

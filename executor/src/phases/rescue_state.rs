@@ -23,7 +23,7 @@ use self::push::Push;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
-use crate::kept_states::{keep_on_disk, note_on_disk, path_on_disk, remove_from_disk};
+use crate::kept_states::{Note, keep_on_disk, note_on_disk, path_on_disk, remove_from_disk};
 use crate::phases::find_kept_state::{list_state, remedy, unlist_state};
 use crate::phases::release_lock;
 use crate::phases::stored_state::Stored;
@@ -274,14 +274,19 @@ impl Rescue<'_, '_> {
         }
     }
 
-    async fn store_copy(&self, progress: &RescueProgress) -> Result<String, StepError> {
-        let (job, store) = (&self.run.job, &self.run.store);
-        let key = ObjectKey::errored_state(
+    /// The copy in the artifact store.
+    fn key(&self) -> ObjectKey {
+        let job = &self.run.job;
+        ObjectKey::errored_state(
             &job.organization_id,
             &job.workspace_id,
             &job.job_id,
             &job.step_id,
-        );
+        )
+    }
+
+    async fn store_copy(&self, progress: &RescueProgress) -> Result<String, StepError> {
+        let (key, store) = (self.key(), &self.run.store);
         let kept = match &self.errored {
             ErroredState::File(file) => store.put_file(&key, file).await?,
             ErroredState::Printed(state) => store.put(&key, state.clone()).await?,
@@ -357,12 +362,21 @@ impl Rescue<'_, '_> {
         }
     }
 
+    /// What is noted about a copy on disk. `state store` may have the settings of another store.
+    fn note_on_disk(&self, progress: &RescueProgress) -> Note {
+        let store = self.run.store.served();
+        Note {
+            state: progress.note(),
+            reference: store.map(|store| store.reference(&self.key())),
+        }
+    }
+
     /// Keeps a copy in the data directory, because the launcher removes the work folder after the run.
     fn keep_on_disk(&self, progress: &mut RescueProgress) {
         let path = path_on_disk(&self.run.folders.data, &self.run.job);
         match keep_on_disk(&self.errored, &path) {
             Ok(()) => {
-                note_on_disk(&path, &progress.note());
+                note_on_disk(&path, &self.note_on_disk(progress));
                 progress.on_disk = Some(path);
             }
             Err(error) => warn!(%error, "the disk has no copy of the state"),
@@ -373,7 +387,7 @@ impl Rescue<'_, '_> {
     fn name_copy(&self, progress: &mut RescueProgress, error: Option<&StepError>) -> StateOutcome {
         match &progress.on_disk {
             // What is known has changed since.
-            Some(path) => note_on_disk(path, &progress.note()),
+            Some(path) => note_on_disk(path, &self.note_on_disk(progress)),
             None => self.keep_on_disk(progress),
         }
         let (location, hint) = if let Some(path) = &progress.on_disk {
