@@ -37,7 +37,7 @@ enum StateCommand {
 
 const NOTES: &str = "\
 Log, report and `explain` of the run have the command with its workspace. It needs the settings of the store, as runs have them.
-A stored state that is replaced with --force is kept beside it, as `replaced-by-NAME`.
+A stored state that is replaced with --force is kept beside it, as `replaced-by-NAME-DIGEST`.
 
 Example:
   api-launcher state store 2f7b1d7e-6c0f-4c55-8d6b-1b7a4b0f9a01/91c3a5be-0a61-4f0d-9e35-7f6f2f1f3c02";

@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use artifact_store::{
-    Condition, RequestTiming, ServedStore, StoreSettings, Upload, WorkspaceState,
+    Condition, RequestTiming, ServedStore, StoreError, StoreSettings, Upload, WorkspaceState,
 };
 use bytes::Bytes;
 use job_contract::Exit;
+use job_contract::encoding::hex;
 use job_contract::kept_state::KeptState;
 use job_contract::keys::ObjectKey;
 use runtime::regular_file;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use super::{Note, note_of, states_on_disk};
@@ -24,6 +26,8 @@ use crate::terraform::state_summary::{StateSummary, with_serial};
 
 /// The largest state.
 const LARGEST: u64 = MAX_DOCUMENT_BYTES as u64;
+/// How much of a digest tells states apart in names.
+const DIGEST_BYTES: usize = 8;
 /// The extension of a copy on disk that somebody has dropped.
 const DROPPED: &str = "dropped";
 /// The extension of a copy on disk that is stored.
@@ -209,20 +213,31 @@ impl Keeper<'_> {
             (Err(_), Some(stored)) if !own.is_encrypted => own.serial.max(stored.serial + 1),
             (Err(_), _) => own.serial,
         };
-        if let Some(before) = before.filter(|_| force) {
-            let key = self.key(&format!("replaced-by-{}", kept.name));
-            let aside = Upload::of(before);
-            self.store.put(&key, aside, &Condition::Any).await?;
-        }
         let content = if serial == own.serial {
             content
         } else {
             with_serial(&content, serial).ok_or_else(no_state)?.into()
         };
+        // An earlier attempt may have stored it.
+        if let Some(before) = before.filter(|before| force && *before != content) {
+            self.put_aside(kept, before).await?;
+        }
         state
             .put(Upload::of(content), Some(lock), &condition)
             .await?;
         Ok(serial)
+    }
+
+    /// Keeps what a kept state replaces. Its name has its digest, so what was put aside earlier stays.
+    async fn put_aside(&self, kept: &Kept, before: Bytes) -> Result<(), StepError> {
+        let digest = hex(&Sha256::digest(&before)[..DIGEST_BYTES]);
+        let key = self.key(&format!("replaced-by-{}-{digest}", kept.name));
+        let aside = Upload::of(before);
+        match self.store.put(&key, aside, &Condition::Absent).await {
+            // The same content is there.
+            Err(StoreError::Changed { .. }) => Ok(()),
+            put => Ok(put?),
+        }
     }
 
     /// Whether a copy on disk is of a run with another store.
@@ -383,6 +398,17 @@ mod tests {
             self.read(local_backend_state("o", "w"))
         }
 
+        /// What was replaced.
+        fn aside(&self) -> Vec<String> {
+            let folder = ObjectKey::state_raw("o", "w", "x").path;
+            let folder = self.folder.path().join("local/state").join(folder);
+            let files = fs::read_dir(folder.parent().unwrap()).unwrap();
+            let paths = files.map(|file| file.unwrap().path());
+            paths
+                .map(|path| fs::read_to_string(path).unwrap())
+                .collect()
+        }
+
         fn kept(&self) -> usize {
             self.run(Action::List).unwrap().lines().count()
         }
@@ -444,10 +470,22 @@ mod tests {
         assert_eq!(fixture.kept(), 1);
         fixture.run(FORCE).unwrap();
         assert_eq!(fixture.stored()["serial"], serial);
-        let aside = ObjectKey::state_raw("o", "w", "replaced-by-errored-1-s");
-        let aside = fixture.folder.path().join("local/state").join(aside.path);
-        let aside = fs::read_to_string(aside).unwrap();
-        assert_eq!((aside, fixture.kept()), (before, 0));
+        assert_eq!((fixture.aside(), fixture.kept()), (vec![before], 0));
+    }
+
+    /// The first attempt may have been killed before it took the state from the list.
+    #[test]
+    fn what_was_replaced_stays_after_another_attempt() {
+        let fixture = Fixture::new(&["b"], true);
+        let copy = fixture.folder.path().join(errored_file("o", "w", "1", "s"));
+        let before = state(7, &["a", "c"]);
+        fixture.write(&before);
+        for _ in 0..2 {
+            fixture.run(FORCE).unwrap();
+            fs::rename(copy.with_extension(STORED), &copy).unwrap();
+        }
+        let aside = fixture.aside();
+        assert!(aside.contains(&before), "{aside:?}");
     }
 
     #[test]
