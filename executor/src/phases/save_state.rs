@@ -135,7 +135,12 @@ pub(crate) async fn save_state(
     };
     // After a failure, the rendering shows which changes the state lacks.
     let rendered = terraform.structured_output || !end.success;
-    let publishing = async { Ok(publish(run, terraform, env, end.success, rendered).await) };
+    // What the rescue keeps has more than what the tool can read, and the same name.
+    let may_keep = rescued
+        .as_ref()
+        .is_none_or(|outcome| outcome.status == StateStatus::Rescued);
+    let publishing =
+        async { Ok(publish(run, terraform, env, end.success, rendered, may_keep).await) };
     let published = catch_panic(publishing)
         .await
         .unwrap_or_else(|panicked| Err(PublishError::Unread(panicked)));
@@ -233,6 +238,7 @@ async fn publish(
     env: &ChildEnv,
     success: bool,
     rendered: bool,
+    may_keep: bool,
 ) -> Result<Option<PublishedState>, PublishError> {
     let json = catch_panic(async {
         if rendered {
@@ -241,7 +247,10 @@ async fn publish(
             Ok(None)
         }
     });
-    let (json, raw) = tokio::join!(json, confirmed_state(run, terraform, env, success));
+    let (json, raw) = tokio::join!(
+        json,
+        confirmed_state(run, terraform, env, success, may_keep)
+    );
     let Some(raw) = raw? else {
         return Ok(None);
     };
@@ -294,18 +303,19 @@ async fn confirmed_state(
     terraform: &Terraform<'_>,
     env: &ChildEnv,
     success: bool,
+    may_keep: bool,
 ) -> Result<Option<Bytes>, PublishError> {
     let state = if let BackendSettings::Local { path } = &run.backend {
         // A tool that was killed may not start again, and its file has the state.
         if success {
             let pulled = pull(terraform, env).await?;
-            confirm(run, &pulled, success).await?;
+            confirm(run, &pulled, success, may_keep).await?;
         }
         let state = local_state(path, terraform, env).await;
         state.map_err(PublishError::Unread)?
     } else {
         let pulled = pull(terraform, env).await?;
-        confirm(run, &pulled, success).await?;
+        confirm(run, &pulled, success, may_keep).await?;
         Some(pulled)
     };
     Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
@@ -339,8 +349,14 @@ async fn local_state(
     }
 }
 
-/// Asks the store for the state that the tool has written. After a failure, an answer that cannot be had changes nothing.
-async fn confirm(run: &RunContext<'_>, pulled: &[u8], success: bool) -> Result<(), PublishError> {
+/// Asks the store for the state that the tool has written. After a failure, an answer that cannot be had changes nothing. A state that
+/// the store lacks is kept, if nothing else is.
+async fn confirm(
+    run: &RunContext<'_>,
+    pulled: &[u8],
+    success: bool,
+    may_keep: bool,
+) -> Result<(), PublishError> {
     if pulled.is_empty() || !has_state_in_store(run) {
         return Ok(());
     }
@@ -355,6 +371,10 @@ async fn confirm(run: &RunContext<'_>, pulled: &[u8], success: bool) -> Result<(
     };
     match looking.await {
         Ok((true, _)) => Ok(()),
+        Ok((false, _)) if !may_keep => {
+            let text = "the tool's backend has another state than the store";
+            Err(PublishError::Unread(StepError::infrastructure(text)))
+        }
         Ok((false, written)) => Err(keep_elsewhere(run, pulled, &written).await),
         Err(error) if success => Err(PublishError::Unread(error)),
         Err(error) => {

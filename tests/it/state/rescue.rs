@@ -199,7 +199,8 @@ fn a_state_that_somebody_has_changed_meanwhile_is_not_replaced(tool: Tool) {
     assert_eq!(bucket.state(), Some(other), "{outcome}");
 }
 
-/// `OpenTofu` may leave a part of the state. A wrapper of the tool leaves the part that the test gives it.
+/// `OpenTofu` may leave a part of the state. A wrapper of the tool leaves the part that the test gives it. It also reads a state that the
+/// store does not have, which must not take the place of the kept one.
 fn a_state_that_would_forget_resources_is_kept_and_not_pushed(tool: Tool) {
     let (bucket, machine) = (Bucket::new(), machine());
     let repository = |value: &str| {
@@ -218,15 +219,19 @@ fn a_state_that_would_forget_resources_is_kept_and_not_pushed(tool: Tool) {
     let resources = part["resources"].as_array_mut().unwrap();
     resources.retain(|resource| resource["name"] != "stays");
     assert_eq!(resources.len(), 1);
+    let mut elsewhere = before.clone();
+    elsewhere["lineage"] = "of-another-backend".into();
 
     let bin = machine.scratch("bin");
     fs::create_dir(&bin).unwrap();
     fs::write(bin.join("part"), part.to_string()).unwrap();
+    fs::write(bin.join("elsewhere"), elsewhere.to_string()).unwrap();
     let wrapper = bin.join(tool.binary());
     let script = format!(
-        "#!/bin/bash\n'{}' \"$@\"\ncode=$?\n[ \"$1\" = apply ] && cp '{}/part' errored.tfstate\nexit $code\n",
-        program(tool).unwrap().display(),
-        bin.display(),
+        "#!/bin/bash\n[ \"$1 $2\" = 'state pull' ] && exec cat '{bin}/elsewhere'\n'{tool}' \"$@\"\ncode=$?\n\
+         [ \"$1\" = apply ] && cp '{bin}/part' errored.tfstate\nexit $code\n",
+        tool = program(tool).unwrap().display(),
+        bin = bin.display(),
     );
     fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
@@ -241,6 +246,9 @@ fn a_state_that_would_forget_resources_is_kept_and_not_pushed(tool: Tool) {
     assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
     let words = "it lacks resources that the run has not destroyed: terraform_data.stays";
     assert!(outcome.error().contains(words), "{outcome}");
+    let name = format!("errored-{}-{}", second.job_id, second.step_id);
+    let kept = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &name);
+    assert_eq!(bucket.read(&kept), Some(part), "{outcome}");
     let refused = bucket.state_command(&machine, &["store"]);
     let words = "it lacks resources of the stored state";
     assert!(refused.stderr.contains(words), "{refused}");
