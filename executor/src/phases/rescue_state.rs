@@ -26,7 +26,7 @@ use crate::error::{StepError, catch_panic};
 use crate::kept_states::{Note, keep_on_disk, note_on_disk, path_on_disk, remove_from_disk};
 use crate::phases::find_kept_state::{list_state, remedy, unlist_state};
 use crate::phases::release_lock;
-use crate::phases::stored_state::Stored;
+use crate::phases::stored_state::{SUMMARY_TIMEOUT, Stored};
 use crate::terraform::lock_error::EndedTool;
 use crate::terraform::progress::Progress;
 use crate::terraform::state_summary::StateSummary;
@@ -111,8 +111,36 @@ struct RescueProgress {
 }
 
 impl RescueProgress {
+    fn new(follows: Option<String>) -> Self {
+        Self {
+            started: Instant::now(),
+            is_first: true,
+            summary: None,
+            doubt: None,
+            follows,
+            kept: None,
+            on_disk: None,
+            refused: None,
+            lock: None,
+        }
+    }
+
     fn is_kept(&self) -> bool {
         matches!(self.kept, Some(Ok(_)))
+    }
+
+    /// How long an attempt may read the stored state. Only the first one delays the copy, so later ones read a large state too.
+    fn reading_time(&self) -> Duration {
+        if self.is_first {
+            return SUMMARY_TIMEOUT;
+        }
+        let passed = if self.is_kept() {
+            self.started.elapsed()
+        } else {
+            Duration::ZERO
+        };
+        let left = RESCUE_TIMEOUT_WITH_COPY.saturating_sub(passed);
+        left.max(SUMMARY_TIMEOUT)
     }
 
     /// What is noted about a copy.
@@ -144,17 +172,8 @@ impl Rescue<'_, '_> {
             }
         })
         .await;
-        let mut progress = RescueProgress {
-            started: Instant::now(),
-            is_first: true,
-            summary: None,
-            doubt: None,
-            follows: self.before.known().map(|before| before.sha256.clone()),
-            kept: None,
-            on_disk: None,
-            refused: None,
-            lock: None,
-        };
+        let follows = self.before.known().map(|before| before.sha256.clone());
+        let mut progress = RescueProgress::new(follows);
         self.set_rescuing(true);
         let rescuing = async { Ok(self.push_until_stored(&mut progress).await) };
         let outcome = match catch_panic(rescuing).await {
@@ -441,4 +460,20 @@ fn capitalised(text: &str) -> String {
         .next()
         .map(|first| first.to_uppercase().chain(chars).collect())
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn later_attempts_may_read_the_stored_state_as_long_as_the_rescue_lasts() {
+        let mut progress = RescueProgress::new(None);
+        assert_eq!(progress.reading_time(), SUMMARY_TIMEOUT);
+        progress.is_first = false;
+        assert_eq!(progress.reading_time(), RESCUE_TIMEOUT_WITH_COPY);
+        progress.kept = Some(Ok("s3".to_owned()));
+        tokio::time::advance(Duration::from_secs(20)).await;
+        assert_eq!(progress.reading_time(), Duration::from_secs(100));
+    }
 }

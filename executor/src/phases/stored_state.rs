@@ -15,7 +15,7 @@ use crate::terraform::state_summary::StateSummary;
 /// Variables with the key by which a backend has its state encrypted in the bucket.
 const CUSTOMER_KEYS: [&str; 2] = ["AWS_SSE_CUSTOMER_KEY", "GOOGLE_ENCRYPTION_KEY"];
 /// How long the store may take to show a state that is only compared.
-const SUMMARY_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const SUMMARY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the store has where the platform reads the state.
 #[derive(Debug)]
@@ -85,14 +85,15 @@ pub(crate) async fn read_stored<T: Send + 'static>(
     Ok((Stored::State(read), condition))
 }
 
-/// Reads what the stored state has; `None` if it is not a whole one.
+/// Reads what the stored state has, within `limit`; `None` if it is not a whole one.
 pub(crate) async fn read_summary(
     run: &RunContext<'_>,
+    limit: Duration,
 ) -> Result<(Stored<Option<StateSummary>>, Condition), StepError> {
     if !has_state_in_store(run) {
         return Ok((Stored::Hidden, Condition::Any));
     }
-    let reading = timeout(SUMMARY_TIMEOUT, read_stored(run, StateSummary::read)).await;
+    let reading = timeout(limit, read_stored(run, StateSummary::read)).await;
     reading.unwrap_or_else(|_| {
         Err(StepError::infrastructure(
             "the store did not show the state in time",
@@ -102,7 +103,7 @@ pub(crate) async fn read_summary(
 
 /// Reads what the store has before an operation. The tool must not have read it yet: it would not know what is stored in between.
 pub(crate) async fn read_before(run: &RunContext<'_>) -> Stored<StateSummary> {
-    match read_summary(run).await {
+    match read_summary(run, SUMMARY_TIMEOUT).await {
         Ok((Stored::State(Some(summary)), _)) => Stored::State(summary),
         Ok((Stored::Nothing, _)) => Stored::Nothing,
         Ok(_) => Stored::Hidden,

@@ -65,7 +65,7 @@ impl Rescue<'_, '_> {
             (BackendSettings::Local { .. }, Some(store)) => Some(store),
             _ => None,
         };
-        let (stored, condition) = read_summary(self.run).await?;
+        let (stored, condition) = read_summary(self.run, progress.reading_time()).await?;
         let before = self.before.known();
         let stored = match stored {
             // The tool alone can compare it.
