@@ -86,6 +86,20 @@ struct Kept {
     note: Note,
     /// `None`: it is in the artifact store.
     file: Option<PathBuf>,
+    /// Whether the artifact store lists it. If it has no object, its run was killed before it had stored one.
+    is_listed: bool,
+}
+
+impl Kept {
+    fn in_store(name: String, state: KeptState, is_listed: bool) -> Self {
+        let reference = None;
+        Self {
+            name,
+            note: Note { state, reference },
+            file: None,
+            is_listed,
+        }
+    }
 }
 
 struct Keeper<'w> {
@@ -108,25 +122,24 @@ impl Keeper<'_> {
     async fn find(&self) -> Result<Vec<Kept>, StepError> {
         let (organization, workspace) = (self.of.organization, self.of.workspace);
         let listed = self.store.kept_states(organization, workspace).await?;
-        let listed = listed.states.into_iter().map(|(name, state)| Kept {
-            name,
-            note: Note {
-                state,
-                reference: None,
-            },
-            file: None,
-        });
-        let on_disk = states_on_disk(self.of.data_dir, organization, workspace)?;
-        let on_disk = on_disk.into_iter().map(|path| Kept {
-            name: path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into(),
-            note: note_of(&path),
-            file: Some(path),
-        });
-        Ok(listed.chain(on_disk).collect())
+        let listed = listed.states.into_iter();
+        let mut found: Vec<_> = listed
+            .map(|(name, state)| Kept::in_store(name, state, true))
+            .collect();
+        for path in states_on_disk(self.of.data_dir, organization, workspace)? {
+            let name = path.file_stem().unwrap_or_default();
+            let name = name.to_string_lossy().into_owned();
+            match found.iter_mut().find(|kept| kept.name == name) {
+                Some(kept) => kept.file = Some(path),
+                None => found.push(Kept {
+                    name,
+                    note: note_of(&path),
+                    file: Some(path),
+                    is_listed: false,
+                }),
+            }
+        }
+        Ok(found)
     }
 
     async fn list(&self) -> Result<String, StepError> {
@@ -142,8 +155,16 @@ impl Keeper<'_> {
             let text = "several states are kept: choose one of `state list` with `--name`";
             return Err(unusable(text));
         }
-        let first = found.into_iter().next();
-        first.ok_or_else(|| unusable("no such state of this workspace is kept"))
+        if let Some(first) = found.into_iter().next() {
+            return Ok(first);
+        }
+        // The store may have refused to list what it has.
+        if let Some(name) = name.filter(|name| !name.contains('/'))
+            && self.store.read(&self.key(name)).await?.is_some()
+        {
+            return Ok(Kept::in_store(name.to_owned(), KeptState::default(), false));
+        }
+        Err(unusable("no such state of this workspace is kept"))
     }
 
     async fn content(&self, kept: &Kept) -> Result<Bytes, StepError> {
@@ -154,7 +175,11 @@ impl Keeper<'_> {
             return read.map_err(|error| unusable(text).because(&error));
         }
         let found = self.store.read(&self.key(&kept.name)).await?;
-        let found = found.ok_or_else(|| unusable(format!("`{place}` does not exist")))?;
+        let found = found.ok_or_else(|| {
+            unusable(format!("`{place}` does not exist")).with_hint(
+                "its run ended before it had stored the copy, and may have left one in its data directory: give that with `--data-dir`",
+            )
+        })?;
         Ok(found.collect(&place, LARGEST).await?)
     }
 
@@ -255,22 +280,21 @@ impl Keeper<'_> {
 
     /// Lets runs plan again.
     async fn settle(&self, kept: &Kept, is_stored: bool) -> Result<(), StepError> {
-        match &kept.file {
-            None => {
-                let (organization, workspace) = (self.of.organization, self.of.workspace);
-                let settling = self
-                    .store
-                    .change_kept_states(organization, workspace, |list| {
-                        list.states.remove(&kept.name);
-                    });
-                Ok(settling.await?)
-            }
-            Some(path) => {
-                let extension = if is_stored { STORED } else { DROPPED };
-                fs::rename(path, path.with_extension(extension))
-                    .map_err(|error| StepError::work_folder("could not rename", path, &error))
-            }
+        if let Some(path) = &kept.file {
+            let extension = if is_stored { STORED } else { DROPPED };
+            fs::rename(path, path.with_extension(extension))
+                .map_err(|error| StepError::work_folder("could not rename", path, &error))?;
         }
+        if kept.is_listed {
+            let (organization, workspace) = (self.of.organization, self.of.workspace);
+            let settling = self
+                .store
+                .change_kept_states(organization, workspace, |list| {
+                    list.states.remove(&kept.name);
+                });
+            settling.await?;
+        }
+        Ok(())
     }
 }
 
@@ -374,13 +398,17 @@ mod tests {
         }
 
         fn run(&self, action: Action) -> Result<String, StepError> {
+            self.run_with(None, action)
+        }
+
+        fn run_with(&self, name: Option<&str>, action: Action) -> Result<String, StepError> {
             let workspace = Workspace {
                 organization: "o",
                 workspace: "w",
                 data_dir: self.folder.path(),
                 store: &self.settings,
             };
-            run(workspace, None, action)
+            run(workspace, name, action)
         }
 
         fn write(&self, state: &str) {
@@ -486,6 +514,41 @@ mod tests {
         }
         let aside = fixture.aside();
         assert!(aside.contains(&before), "{aside:?}");
+    }
+
+    /// Its run was killed before it had stored the copy that it had listed.
+    #[tokio::test]
+    async fn a_listed_state_without_an_object_is_taken_from_the_disk() {
+        let fixture = Fixture::new(&["a", "b"], true);
+        let copy = fixture.folder.path().join(errored_file("o", "w", "1", "s"));
+        let state = note_of(&copy).state;
+        let store = ServedStore::open(&fixture.settings, &RequestTiming::default()).unwrap();
+        let listing = store.change_kept_states("o", "w", |list| {
+            list.states.insert("errored-1-s".to_owned(), state.clone());
+        });
+        listing.await.unwrap();
+        let fixture = tokio::task::spawn_blocking(move || {
+            assert_eq!(fixture.kept(), 1);
+            fixture.run(STORE).unwrap();
+            fixture
+        });
+        let fixture = fixture.await.unwrap();
+        assert_eq!(fixture.stored()["resources"][1]["name"], "b");
+        let left = store.kept_states("o", "w").await.unwrap();
+        assert!(left.states.is_empty(), "{left:?}");
+    }
+
+    #[test]
+    fn a_state_that_is_not_listed_is_stored_by_its_name() {
+        let fixture = Fixture::new(&["a"], true);
+        let key = ObjectKey::state_raw("o", "w", "errored-2-s").path;
+        let path = fixture.folder.path().join("local/state").join(key);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, state(7, &["a", "c"])).unwrap();
+        fixture.run_with(Some("errored-2-s"), FORCE).unwrap();
+        assert_eq!(fixture.stored()["resources"][1]["name"], "c");
+        let error = fixture.run_with(Some("errored-3-s"), STORE).unwrap_err();
+        assert_eq!(error.to_string(), "no such state of this workspace is kept");
     }
 
     #[test]

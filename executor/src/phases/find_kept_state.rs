@@ -31,7 +31,7 @@ pub(crate) async fn find_kept_state(run: &RunContext<'_>) -> Result<(), StepErro
     let text = format!(
         "a state of this workspace is not stored, and is kept in {place}: nothing was begun"
     );
-    let hint = remedy(run, names.is_empty());
+    let hint = remedy(run, !on_disk.is_empty());
     Err(StepError::new(Exit::StepFailed, text).with_hint(hint))
 }
 

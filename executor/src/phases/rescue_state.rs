@@ -304,14 +304,21 @@ impl Rescue<'_, '_> {
         )
     }
 
+    /// Lists the copy first. If the executor is killed in between, the list blocks runs all the same.
     async fn store_copy(&self, progress: &RescueProgress) -> Result<String, StepError> {
         let (key, store) = (self.key(), &self.run.store);
+        let listed = list_state(self.run, progress.note()).await;
         let kept = match &self.errored {
             ErroredState::File(file) => store.put_file(&key, file).await?,
             ErroredState::Printed(state) => store.put(&key, state.clone()).await?,
         };
-        list_state(self.run, progress.note()).await?;
-        Ok(kept)
+        match listed {
+            Ok(()) => Ok(kept),
+            Err(error) => {
+                let text = format!("a copy is in {kept}, but it could not be listed");
+                Err(StepError::infrastructure(text).because(&error))
+            }
+        }
     }
 
     /// Releases the first blocking lock if it was the tool's own. Returns whether it did.

@@ -11,7 +11,7 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use artifact_store::{BackendSettings, StoreError};
+use artifact_store::BackendSettings;
 use bytes::Bytes;
 use job_contract::Exit;
 use job_contract::encoding::hex;
@@ -414,14 +414,16 @@ async fn keep_elsewhere(run: &RunContext<'_>, pulled: &[u8], written: &StateMark
         &job.job_id,
         &job.step_id,
     );
-    let keeping = async {
-        let kept = run.store.put(&key, Bytes::copy_from_slice(pulled)).await?;
-        list_state(run, KeptState::default()).await?;
-        Ok::<_, StoreError>(kept)
-    };
-    let (status, kept) = match run.stored(keeping).await {
-        Ok(kept) => (StateStatus::Kept, format!("and is kept in {kept}")),
-        Err(error) => (
+    // If the executor is killed in between, the list blocks runs all the same.
+    let listed = run.stored(list_state(run, KeptState::default())).await;
+    let keeping = run.store.put(&key, Bytes::copy_from_slice(pulled));
+    let (status, kept) = match (run.stored(keeping).await, listed) {
+        (Ok(kept), Ok(())) => (StateStatus::Kept, format!("and is kept in {kept}")),
+        (Ok(kept), Err(error)) => (
+            StateStatus::Kept,
+            format!("and is in {kept}, but could not be listed: {error}"),
+        ),
+        (Err(error), _) => (
             StateStatus::Unknown,
             format!("and could not be kept: {error}"),
         ),

@@ -20,6 +20,7 @@ with_both_tools! {
     a_state_the_backend_refused_is_pushed_again,
     a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it,
     a_state_that_the_backend_keeps_refusing_is_kept_and_named,
+    a_state_is_listed_before_its_copy_is_stored,
     a_workspace_with_a_kept_state_does_nothing_until_it_is_stored_or_dropped,
     a_state_with_the_serial_of_the_stored_one_is_stored,
     a_state_that_somebody_has_changed_meanwhile_is_not_replaced,
@@ -86,6 +87,28 @@ fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
         let command = "`api-launcher state store ";
         assert!(report.hint.as_ref().unwrap().contains(command));
     }
+}
+
+/// The executor may be killed in between. Then the next run must not begin.
+fn a_state_is_listed_before_its_copy_is_stored(tool: Tool) {
+    let journey = Journey::planned(tool);
+    let run = journey.executor().start();
+    tool_at_the_gate(&run);
+    let bucket = &journey.bucket;
+    bucket.endpoint.refuse("PUT", is_state, usize::MAX);
+    let held = bucket
+        .endpoint
+        .hold("PUT", |path| path.contains("/state/errored-"));
+    journey.gate.open_blocking();
+    held.wait();
+    let list = ObjectKey::kept_states(job::ORGANIZATION, job::WORKSPACE);
+    let list = bucket.read(&list).expect("the list");
+    let name = format!("errored-{}-{}", journey.apply.job_id, journey.apply.step_id);
+    assert!(list["states"][&name].is_object(), "{list}");
+    bucket.endpoint.open();
+    drop(held);
+    let outcome = run.wait().expect_code(1);
+    journey.assert_rescued(&outcome);
 }
 
 fn a_workspace_with_a_kept_state_does_nothing_until_it_is_stored_or_dropped(tool: Tool) {
