@@ -86,6 +86,11 @@ impl Bucket {
 
     /// `api-launcher state`, with the settings of the store that executors have.
     fn state_command(&self, machine: &Machine, words: &[&str]) -> Finished {
+        self.state_command_at(machine, words, &self.endpoint.url())
+    }
+
+    /// The same with another address of the store.
+    fn state_command_at(&self, machine: &Machine, words: &[&str], endpoint: &str) -> Finished {
         let workspace = format!("{}/{}", job::ORGANIZATION, job::WORKSPACE);
         let mut command = Command::new(crate::LAUNCHER);
         command
@@ -94,7 +99,8 @@ impl Bucket {
             .arg(workspace)
             .env_clear()
             .env(env::DATA_DIR, machine.data_dir())
-            .envs(self.settings());
+            .envs(self.settings())
+            .env(env::AWS_ENDPOINT, endpoint);
         Running::start(&mut command).wait()
     }
 

@@ -15,7 +15,7 @@ use job_contract::encoding::hex;
 use job_contract::kept_state::KeptState;
 use job_contract::keys::ObjectKey;
 use runtime::regular_file;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
@@ -188,16 +188,21 @@ impl Keeper<'_> {
         let content = self.content(&kept).await?;
         let state = self.store.state(self.of.organization, self.of.workspace);
         let id = Uuid::new_v4().to_string();
-        let lock = lock_info(&id);
+        let lock = lock_info(&id, &kept.name);
         if !state.lock(lock.clone()).await? {
-            let text = "the state is locked, so a run of the workspace may be in progress";
-            return Err(unusable(text).with_hint(
-                "wait until the run has ended; if it has left its lock, release it with `force-unlock` of the tool",
-            ));
+            return Err(locked(state.lock_info().await?.as_deref()));
         }
         let replaced = self.replace(&state, &kept, content, &id, force).await;
-        let unlocked = state.unlock(&lock).await;
-        let serial = replaced?;
+        let unlocked = if state.unlocks_on_condition() {
+            state.unlock(&lock).await
+        } else {
+            state.unlock_once(&lock, SystemTime::now()).await
+        };
+        let unlocked = unlocked.map_err(|error| left_lock(&id, &error));
+        let serial = match (replaced, &unlocked) {
+            (Err(error), Err(left)) => return Err(error.because(left)),
+            (replaced, _) => replaced?,
+        };
         self.settle(&kept, true).await?;
         unlocked?;
         Ok(format!(
@@ -323,14 +328,41 @@ fn decide(
     decided.map_err(str::to_owned)
 }
 
+/// The error of a state that somebody has locked. `info` is the description of the lock.
+fn locked(info: Option<&[u8]>) -> StepError {
+    let info: Value = info
+        .and_then(|info| serde_json::from_slice(info).ok())
+        .unwrap_or_default();
+    let field = |name: &str| info[name].as_str().map(|text| text.escape_debug());
+    let (lock, release) = match (field("ID"), field("Who"), field("Operation")) {
+        (Some(id), Some(who), Some(operation)) => (
+            format!(" by {who} (`{operation}`) with the lock `{id}`"),
+            format!("force-unlock {id}"),
+        ),
+        _ => (String::new(), "force-unlock".to_owned()),
+    };
+    let text = format!("the state is locked{lock}, so a run of the workspace may be in progress");
+    unusable(text).with_hint(format!(
+        "wait until the run has ended; if it has left its lock, release it with `{release}` of the tool"
+    ))
+}
+
+fn left_lock(id: &str, error: &StoreError) -> StepError {
+    let text = format!("the lock `{id}` of this command may have stayed on the state");
+    let hint = format!("release it with `force-unlock {id}` of the tool");
+    StepError::infrastructure(text)
+        .because(error)
+        .with_hint(hint)
+}
+
 /// What the tool writes into its locks.
-fn lock_info(id: &str) -> Bytes {
+fn lock_info(id: &str, name: &str) -> Bytes {
     let host = nix::unistd::gethostname().unwrap_or_default();
     let created = humantime::format_rfc3339_nanos(SystemTime::now());
     let info = json!({
         "ID": id,
         "Operation": "state store",
-        "Info": "",
+        "Info": format!("stores the kept state {name}"),
         "Who": format!("mayfly@{}", host.to_string_lossy()),
         "Version": env!("CARGO_PKG_VERSION"),
         "Created": created.to_string(),
@@ -353,7 +385,6 @@ fn needs_force(why: &str) -> StepError {
 mod tests {
     use job_contract::keys::{errored_file, local_backend_state};
     use rstest::rstest;
-    use serde_json::Value;
 
     use super::super::{keep_on_disk, note_on_disk};
     use super::*;
@@ -549,6 +580,20 @@ mod tests {
         assert_eq!(fixture.stored()["resources"][1]["name"], "c");
         let error = fixture.run_with(Some("errored-3-s"), STORE).unwrap_err();
         assert_eq!(error.to_string(), "no such state of this workspace is kept");
+    }
+
+    #[test]
+    fn a_lock_is_named_with_its_holder() {
+        let error = locked(Some(&lock_info("id-1", "errored-1-s")));
+        let text = error.to_string();
+        assert!(text.contains("by mayfly@"), "{text}");
+        assert!(
+            text.contains("(`state store`) with the lock `id-1`"),
+            "{text}"
+        );
+        assert!(error.hint().unwrap().contains("`force-unlock id-1`"));
+        let text = locked(Some(b"?")).to_string();
+        assert!(text.starts_with("the state is locked, so"), "{text}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use job_contract::report::{LockStatus, StateStatus};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
+use test_peers::http::{Response, Server, pass_on};
 
 use super::{Bucket, Journey, gated_when, is_state, state_key, tool_at_the_gate};
 use crate::machine;
@@ -336,6 +337,45 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     let stored = journey.bucket.state_command(machine, &["store"]);
     assert_eq!(stored.code(), 0, "{stored}");
     assert_eq!(journey.bucket.resources().len(), 3, "{stored}");
+}
+
+/// The service does not say whether it has removed the lock. A repeated request could remove the lock of the next run.
+#[test]
+fn the_lock_of_the_command_is_removed_once_and_named_if_it_stays() {
+    let (bucket, machine) = (Bucket::new(), machine());
+    let folder = errored_folder(job::ORGANIZATION, job::WORKSPACE);
+    let folder = machine.data_dir().join(folder);
+    fs::create_dir_all(&folder).unwrap();
+    let state = r#"{"version":4,"serial":1,"lineage":"l","resources":[]}"#;
+    fs::write(folder.join("errored-1-s.tfstate"), state).unwrap();
+    let url = bucket.endpoint.url();
+    let host = url.strip_prefix("http://").unwrap().to_owned();
+    let address = host.parse().unwrap();
+    let silent = Server::start(move |request| {
+        if request.method == "DELETE" {
+            return Response::new(500, "");
+        }
+        pass_on(request, address, &host).unwrap()
+    });
+    let silent = silent.unwrap();
+    let url = format!("http://{}", silent.address());
+    let stored = bucket.state_command_at(&machine, &["store"], &url);
+    assert_ne!(stored.code(), 0, "{stored}");
+    let requests = silent.requests().into_iter();
+    let removals = requests.filter(|request| request.method == "DELETE");
+    assert_eq!(removals.count(), 1, "{stored}");
+    assert_eq!(bucket.state().unwrap()["lineage"], "l", "{stored}");
+    let lock = bucket.lock().expect("the lock");
+    let id = lock["ID"].as_str().unwrap();
+    assert!(stored.stderr.contains(id), "{stored}");
+
+    fs::write(folder.join("errored-2-s.tfstate"), state).unwrap();
+    let refused = bucket.state_command(&machine, &["store"]);
+    assert_eq!(refused.code(), 64, "{refused}");
+    assert!(
+        refused.stderr.contains(&format!("`force-unlock {id}`")),
+        "{refused}"
+    );
 }
 
 /// It had written its last resort, and was about to give its lock back.
