@@ -1,7 +1,7 @@
 //! Refuses an operation in a workspace that has a kept state. The stored state lacks what the kept one has, so the operation would
 //! create it a second time. It also changes the list of kept states for the phases that keep one.
 
-use artifact_store::{BackendSettings, StoreError};
+use artifact_store::{BackendSettings, Store, StoreError};
 use job_contract::Exit;
 use job_contract::kept_state::{self, KeptState, KeptStates};
 use job_contract::keys::{ObjectKey, errored_state_name};
@@ -13,16 +13,31 @@ use crate::operation::Operation;
 
 /// Refuses an operation while the workspace has a kept state. Steps of scripts may still run.
 pub(crate) async fn find_kept_state(run: &RunContext<'_>) -> Result<(), StepError> {
-    if Operation::of(run.step_type).is_none() {
-        return Ok(());
+    match Operation::of(run.step_type) {
+        Some(_) => refuse(run, &run.store).await,
+        None => Ok(()),
     }
+}
+
+/// Asks again before the operation changes something, because another run may have kept a state since. A hub tells a store once, so it
+/// is asked with a new one.
+pub(crate) async fn find_kept_state_again(run: &RunContext<'_>) -> Result<(), StepError> {
+    if run.store.hub().is_none() {
+        return refuse(run, &run.store).await;
+    }
+    let relaying = run.connections.relaying_lease();
+    let store = run.config.store.open(&run.folders, relaying, &run.job)?;
+    refuse(run, &store).await
+}
+
+async fn refuse(run: &RunContext<'_>, store: &Store) -> Result<(), StepError> {
     let (organization, workspace) = (&run.job.organization_id, &run.job.workspace_id);
-    let names = run.store.kept_states(organization, workspace).await?;
+    let names = store.kept_states(organization, workspace).await?;
     let on_disk = states_on_disk(&run.folders.data, organization, workspace)?;
     let place = match (names.first(), on_disk.first()) {
         (Some(name), _) => {
             let key = ObjectKey::state_raw(organization, workspace, name);
-            let reference = run.store.served().map(|store| store.reference(&key));
+            let reference = store.served().map(|store| store.reference(&key));
             reference.unwrap_or_else(|| key.in_bucket())
         }
         (None, Some(path)) => path.display().to_string(),

@@ -18,6 +18,7 @@ use crate::hooks::HookPoint;
 use crate::operation::{Operation, OperationContext, OperationResult, PreparedOperation};
 use crate::phases::apply_changes::apply_changes;
 use crate::phases::check_backend::{check_backend, refuse_detours};
+use crate::phases::find_kept_state::find_kept_state_again;
 use crate::phases::hand_over_files::{TreeBefore, leave_files, look_before, name_other_providers};
 use crate::phases::init::{define_variables, init, write_backend};
 use crate::phases::judge_plan::judge_plan;
@@ -99,7 +100,12 @@ async fn apply_judged(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Ope
     let mut before = OperationResult::new(Ending::NotReached);
     let judged = async {
         mask_inputs(context, env).await?;
-        judge_plan(context, env, &mut before).await
+        let plan = judge_plan(context, env, &mut before).await?;
+        if plan.is_some() {
+            let finding = find_kept_state_again(context.run);
+            context.run.unless_stopped(Box::pin(finding)).await?;
+        }
+        Ok::<_, StepError>(plan)
     };
     match judged.await {
         Ok(Some(plan)) => apply_changes(context, plan.get(), env).await,

@@ -23,6 +23,7 @@ with_both_tools! {
     a_state_that_the_backend_keeps_refusing_is_kept_and_named,
     a_state_is_listed_before_its_copy_is_stored,
     a_workspace_with_a_kept_state_does_nothing_until_it_is_stored_or_dropped,
+    a_state_that_is_kept_meanwhile_stops_an_apply,
     a_state_with_the_serial_of_the_stored_one_is_stored,
     a_state_that_somebody_has_changed_meanwhile_is_not_replaced,
     a_state_that_would_forget_resources_is_kept_and_not_pushed,
@@ -153,6 +154,23 @@ fn a_workspace_with_a_kept_state_does_nothing_until_it_is_stored_or_dropped(tool
         let planned = plan("414").expect_code(0);
         assert!(planned.log().contains(words), "{planned}");
     }
+}
+
+/// A script of the run stands for another run, which keeps a state after this one has looked.
+fn a_state_that_is_kept_meanwhile_stops_an_apply(tool: Tool) {
+    let machine = machine();
+    let repository = Repository::module("resource \"terraform_data\" \"a\" {}\n");
+    let folder = errored_folder(job::ORGANIZATION, job::WORKSPACE);
+    let folder = machine.data_dir().join(folder);
+    let folder = folder.display();
+    let script = format!("mkdir -p '{folder}' && echo '{{}}' > '{folder}/errored-1-s.tfstate'");
+    let mut apply = job::step_by(tool, StepType::Apply, &repository);
+    apply.command_list = vec![job::before(job::bash(1, &script))];
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(1);
+    let words = "a state of this workspace is not stored, and is kept in ";
+    assert!(outcome.error().contains(words), "{outcome}");
+    assert_eq!(machine.state(&apply), None, "{outcome}");
 }
 
 /// The tool writes a backup before it counts the serial up. If that fails, it leaves a state with the serial of the stored one.
