@@ -40,7 +40,7 @@ const RESCUE_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long it retries once a copy is kept. Retries matter still: with the old state in the backend, the next run would
 /// create the resources a second time.
 const RESCUE_TIMEOUT_WITH_COPY: Duration = Duration::from_mins(2);
-/// How long it goes on after a stop order if a person waits for its end, and there is a copy.
+/// How long it goes on after a stop order if a person waits for its end, and the next run finds a copy.
 const RESCUE_TIMEOUT_WITH_PERSON: Duration = Duration::from_secs(10);
 /// The first pause between two attempts; each later one doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -127,6 +127,11 @@ impl RescueProgress {
 
     fn is_kept(&self) -> bool {
         matches!(self.kept, Some(Ok(_)))
+    }
+
+    /// Whether the next run finds a copy. If the state is not on this machine, that run may be on another one.
+    fn is_found(&self, is_local: bool) -> bool {
+        self.is_kept() || (is_local && self.on_disk.is_some())
     }
 
     /// How long an attempt may read the stored state. Only the first one delays the copy, so later ones read a large state too.
@@ -338,7 +343,7 @@ impl Rescue<'_, '_> {
     }
 
     /// The deadline of a part of the rescue that may last `limit` without a stop order. With a copy, it ends earlier after an order, so
-    /// that there is time to publish. Outside of pods and without a hub, a person waits, and the next run is on this machine.
+    /// that there is time to publish. Outside of pods and without a hub, a person waits.
     fn deadline(&self, progress: &RescueProgress, limit: Duration) -> Deadline {
         let run = self.run;
         let until = if progress.is_kept() {
@@ -346,8 +351,9 @@ impl Rescue<'_, '_> {
         } else {
             run.budget.saving
         };
-        let has_copy = progress.is_kept() || progress.on_disk.is_some();
-        if !has_copy || run.config.is_in_pod() || run.store.hub().is_some() {
+        let is_local = matches!(run.backend, BackendSettings::Local { .. });
+        let is_found = progress.is_found(is_local);
+        if !is_found || run.config.is_in_pod() || run.store.hub().is_some() {
             return run.stop.deadline(limit, until);
         }
         // The order may have come before the rescue.
@@ -472,6 +478,16 @@ fn capitalised(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_copy_on_disk_is_found_only_where_the_state_is_on_disk_too() {
+        let mut progress = RescueProgress::new(None);
+        assert!(!progress.is_found(true));
+        progress.on_disk = Some(PathBuf::from("errored-1-s.tfstate"));
+        assert!(progress.is_found(true) && !progress.is_found(false));
+        progress.kept = Some(Ok("s3".to_owned()));
+        assert!(progress.is_found(false));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn later_attempts_may_read_the_stored_state_as_long_as_the_rescue_lasts() {

@@ -317,10 +317,9 @@ fn a_state_that_can_be_put_nowhere_is_tried_until_it_can(tool: Tool) {
     assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
 }
 
-/// A stop order ends the attempts long before the grace period, because there is a copy on this machine.
 fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool) {
     let journey = Journey::planned(tool);
-    let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "3600");
+    let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "20");
     let run = executor.start();
     tool_at_the_gate(&run);
     journey.bucket.endpoint.refuse("PUT", |_| true, usize::MAX);
