@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use job_contract::chain;
 use job_contract::kept_state::KeptStates;
 use job_contract::keys::ObjectKey;
 
@@ -16,7 +17,8 @@ const LARGEST: u64 = 1024 * 1024;
 const ATTEMPTS: usize = 5;
 
 impl ServedStore {
-    /// The states that are kept for a workspace and not stored.
+    /// The states that are kept for a workspace and not stored. [`StoreError::Refused`] says that this is not known: services answer
+    /// so for an object that does not exist, if the credentials may not list objects.
     pub async fn kept_states(
         &self,
         organization: &str,
@@ -26,7 +28,29 @@ impl ServedStore {
         self.list_at(&key).await.map(|(list, _)| list)
     }
 
-    /// Changes the list of these states. The change is made again if somebody else has changed the list meanwhile.
+    /// The names of these states, for runs. If the store refuses to say whether there are any, there are none: otherwise no run with
+    /// such credentials could begin.
+    pub async fn names_of_kept_states(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Vec<String>, StoreError> {
+        match self.kept_states(organization, workspace).await {
+            Err(error @ StoreError::Refused { .. }) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    hint = error.hint(),
+                    workspace_id = workspace,
+                    "whether a state of the workspace is kept is not known"
+                );
+                Ok(Vec::new())
+            }
+            kept => Ok(kept?.states.into_keys().collect()),
+        }
+    }
+
+    /// Changes the list of these states. The change is made again if somebody else has changed the list meanwhile. A list that cannot
+    /// be read is never replaced.
     pub async fn change_kept_states(
         &self,
         organization: &str,
@@ -35,7 +59,13 @@ impl ServedStore {
     ) -> Result<(), StoreError> {
         let key = ObjectKey::kept_states(organization, workspace);
         for _ in 0..ATTEMPTS {
-            let (before, condition) = self.list_at(&key).await?;
+            let (before, condition, refusal) = match self.list_at(&key).await {
+                // It may not exist. If it does, it stays.
+                Err(refusal @ StoreError::Refused { .. }) => {
+                    (KeptStates::default(), Condition::Absent, Some(refusal))
+                }
+                found => found.map(|(list, condition)| (list, condition, None))?,
+            };
             let mut list = before.clone();
             change(&mut list);
             if list == before {
@@ -44,7 +74,11 @@ impl ServedStore {
             let text = serde_json::to_vec(&list).expect("names and digests are a document");
             let upload = Upload::of(text.into());
             match self.put(&key, upload, &condition).await {
-                Err(StoreError::Changed { .. }) => {}
+                Err(StoreError::Changed { .. }) => {
+                    if let Some(refusal) = refusal {
+                        return Err(refusal);
+                    }
+                }
                 stored => return stored,
             }
         }
@@ -53,11 +87,7 @@ impl ServedStore {
     }
 
     async fn list_at(&self, key: &ObjectKey) -> Result<(KeptStates, Condition), StoreError> {
-        let found = match self.read(key).await {
-            // Services refuse to say that an object does not exist if the credentials may not list objects.
-            Err(StoreError::Refused { .. }) => return Ok((KeptStates::default(), Condition::Any)),
-            found => found?,
-        };
+        let found = self.read(key).await?;
         let condition = Condition::unchanged(found.as_ref());
         let Some(content) = found else {
             return Ok((KeptStates::default(), condition));
@@ -74,6 +104,7 @@ impl ServedStore {
 
 #[cfg(test)]
 mod tests {
+    use job_contract::chain;
     use job_contract::kept_state::KeptState;
 
     use crate::Store;

@@ -215,8 +215,7 @@ impl Store {
         let Some(store) = &self.served else {
             return Ok(Vec::new());
         };
-        let kept = store.kept_states(organization, workspace).await?;
-        Ok(kept.states.into_keys().collect())
+        store.names_of_kept_states(organization, workspace).await
     }
 
     /// The name under which a step publishes its state.

@@ -217,8 +217,8 @@ async fn names(
     let allowed = allow(&hub, &head, (&task, &lease), when).await?;
     let store = hub.artifacts.store()?;
     let task = &allowed.task;
-    let kept = store.kept_states(&task.organization, &task.workspace).await;
-    let kept = kept.map_err(|error| failed(&error))?;
+    let kept = store.names_of_kept_states(&task.organization, &task.workspace);
+    let kept = kept.await.map_err(|error| failed(&error))?;
     let reference = |artifact: Artifact| {
         let reference = store.reference(&allowed.key(artifact));
         (artifact.name().to_owned(), reference)
@@ -226,7 +226,7 @@ async fn names(
     Ok(axum::Json(Artifacts {
         references: Artifact::ALL.map(reference).into(),
         state_name: allowed.state_name(),
-        kept: kept.states.into_keys().collect(),
+        kept,
     })
     .into_response())
 }

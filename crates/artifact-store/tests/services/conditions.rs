@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use artifact_store::Change;
+use job_contract::kept_state::KeptState;
 
 use super::*;
 
@@ -363,6 +364,35 @@ async fn an_executor_does_not_take_its_own_write_for_that_of_somebody_else() {
     let key = ObjectKey::plan_record("o", "w", "1");
     store.put(&key, "record").await.unwrap();
     assert_eq!(store.read(&key).await.unwrap().unwrap(), "record");
+}
+
+/// Credentials that may not list objects cannot tell a list that does not exist from one that they may not read.
+#[tokio::test]
+async fn a_list_of_kept_states_that_cannot_be_read_is_not_replaced() {
+    let moto = S3::start_open().unwrap();
+    let front = before(&moto, |request| {
+        let refusal = "<Error><Code>AccessDenied</Code></Error>";
+        (request.method == "GET").then(|| Response::new(403, refusal))
+    });
+    let settings = s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2");
+    let store = served(&settings);
+    let add = |name: &'static str| {
+        store.change_kept_states("o", "w", move |list| {
+            list.states.insert(name.to_owned(), KeptState::default());
+        })
+    };
+    add("first").await.unwrap();
+    let refused = [
+        add("second").await.unwrap_err(),
+        store.kept_states("o", "w").await.unwrap_err(),
+    ];
+    for error in refused {
+        assert!(matches!(error, StoreError::Refused { .. }), "{error:?}");
+    }
+    let runs = open(settings);
+    assert_eq!(runs.kept_states("o", "w").await.unwrap(), [""; 0]);
+    let readable = open(s3_of(&moto));
+    assert_eq!(readable.kept_states("o", "w").await.unwrap(), ["first"]);
 }
 
 /// A refusal of something in front of the service does not end the conditions.
