@@ -31,10 +31,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::TryStreamExt as _;
 use job_contract::keys::{Area, ObjectKey};
 use secrecy::SecretString;
 use tokio::sync::watch;
 
+use digest::Hasher;
+use error::SOURCE;
 use local::Local;
 use request::Health;
 use service::{ObjectService, ServedService};
@@ -58,7 +61,7 @@ pub use transfer::{Condition, Content, Upload};
 /// The largest object that is read into memory.
 pub const READ_BYTES: u64 = 16 * 1024 * 1024;
 
-/// How often a write looks at its object again that has changed meanwhile.
+/// How often an object is written. The last time is without a condition.
 const ATTEMPTS: usize = 3;
 
 /// What is to be stored.
@@ -125,8 +128,9 @@ impl Store {
         self.service.reference(key).await
     }
 
-    /// Stores bytes and returns the object's reference. An existing object is replaced, but none that appears after this call: the
-    /// service may do a request late.
+    /// Stores bytes and returns the object's reference. An existing object is replaced, but none that appears after this call, because
+    /// the service may do a request late: then the error is [`StoreError::Changed`]. A service that refuses a condition that is true
+    /// stores it without one.
     pub async fn put(
         &self,
         key: &ObjectKey,
@@ -143,20 +147,57 @@ impl Store {
     }
 
     async fn replace(&self, key: &ObjectKey, given: Given<'_>) -> Result<(), StoreError> {
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let condition = self.condition(key).await?;
-            let stored = match given {
-                Given::Bytes(bytes) => self.service.put(key, bytes.clone(), &condition).await,
-                Given::File(path) => self.service.put_file(key, path, &condition).await,
-            };
-            match stored {
-                // The answer to the same request may have been lost.
-                Err(StoreError::Changed { .. }) if attempts < ATTEMPTS => {}
+        let before = self.condition(key).await?;
+        for _ in 1..ATTEMPTS {
+            match self.put_under(key, given, &before).await {
+                Err(changed @ StoreError::Changed { .. }) => {
+                    if self.condition(key).await? != before {
+                        // The answer to the same request may have been lost.
+                        let is_own = self.has(key, given).await?;
+                        return if is_own { Ok(()) } else { Err(changed) };
+                    }
+                }
                 stored => return stored,
             }
         }
+        // Nobody has changed it, so the service compares in a way of its own.
+        self.put_under(key, given, &Condition::Any).await
+    }
+
+    async fn put_under(
+        &self,
+        key: &ObjectKey,
+        given: Given<'_>,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        match given {
+            Given::Bytes(bytes) => self.service.put(key, bytes.clone(), condition).await,
+            Given::File(path) => self.service.put_file(key, path, condition).await,
+        }
+    }
+
+    /// Whether an object has this content.
+    async fn has(&self, key: &ObjectKey, given: Given<'_>) -> Result<bool, StoreError> {
+        let found = match &self.served {
+            Some(store) => store.read(key).await?,
+            None => None,
+        };
+        let Some(found) = found else {
+            return Ok(false);
+        };
+        let own = match given {
+            Given::Bytes(bytes) => Digest::of_rest(&mut &bytes[..]).expect("memory can be read"),
+            Given::File(path) => {
+                let path = path.to_owned();
+                let read = move || Digest::of(&path).map_err(StoreError::read(SOURCE, &path));
+                local::blocking(read).await?
+            }
+        };
+        let (mut hasher, mut chunks) = (Hasher::default(), found.chunks);
+        while let Some(chunk) = chunks.try_next().await? {
+            hasher.update(&chunk);
+        }
+        Ok(hasher.finish() == own)
     }
 
     /// The condition that an object is still what it is now. An output has none: its writers add to what it has.

@@ -394,7 +394,7 @@ fn copy_digesting(
 }
 
 /// Runs blocking file operations on a thread of their own.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     match tokio::task::spawn_blocking(work).await {

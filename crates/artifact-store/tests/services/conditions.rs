@@ -366,6 +366,54 @@ async fn an_executor_does_not_take_its_own_write_for_that_of_somebody_else() {
     assert_eq!(store.read(&key).await.unwrap().unwrap(), "record");
 }
 
+#[tokio::test]
+async fn an_executor_replaces_nothing_that_appears_while_it_stores() {
+    let moto = S3::start_open().unwrap();
+    let address = moto.address();
+    let front = before(&moto, move |request| {
+        if request.method == "PUT" && request.body == b"mine" {
+            let mut newer = request.clone();
+            newer.body = b"newer".to_vec();
+            newer.headers.retain(|(name, _)| name == "authorization");
+            pass_on(&newer, address, &address.to_string()).unwrap();
+        }
+        None
+    });
+    let store = open(s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
+    let key = ObjectKey::plan_record("o", "w", "1");
+    for earlier in [None, Some("first")] {
+        if let Some(earlier) = earlier {
+            store.put(&key, earlier).await.unwrap();
+        }
+        assert!(is_changed(store.put(&key, "mine").await));
+        assert_eq!(store.read(&key).await.unwrap().unwrap(), "newer");
+    }
+}
+
+/// Some services compare tags in a way of their own.
+#[tokio::test]
+async fn executors_store_also_where_a_condition_that_is_true_is_refused() {
+    let moto = S3::start_open().unwrap();
+    let front = before(&moto, |request| {
+        let refusal = "<Error><Code>PreconditionFailed</Code></Error>";
+        let is_asked = request.method == "PUT" && request.header("if-match").is_some();
+        is_asked.then(|| Response::new(412, refusal))
+    });
+    let store = open(s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
+    let key = ObjectKey::plan_record("o", "w", "1");
+    for name in ["first", "second"] {
+        store.put(&key, name).await.unwrap();
+        assert_eq!(store.read(&key).await.unwrap().unwrap(), name);
+        let listed = store.served().unwrap();
+        let listed = listed.change_kept_states("o", "w", |list| {
+            list.states.insert(name.to_owned(), KeptState::default());
+        });
+        listed.await.unwrap();
+    }
+    let names = store.kept_states("o", "w").await.unwrap();
+    assert_eq!(names, ["first", "second"]);
+}
+
 /// Credentials that may not list objects cannot tell a list that does not exist from one that they may not read.
 #[tokio::test]
 async fn a_list_of_kept_states_that_cannot_be_read_is_not_replaced() {
