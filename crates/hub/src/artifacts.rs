@@ -328,11 +328,17 @@ async fn write(
     let declared = (&head.headers, upload::length(body.as_ref()));
     let turn = upload::turn(hub, turns, allowed, declared, largest(artifact)).await?;
     check_again(hub, &before, when).await?;
+    let is_kept = artifact == Artifact::ErroredState;
+    let listed = if is_kept {
+        kept::list(hub, &before).await
+    } else {
+        Ok(())
+    };
     let condition = condition(hub.artifacts.store()?, artifact, &key).await?;
     let incoming = turn.receive(body.take().unwrap_or_default());
     put(hub, &before, when, (&key, &condition), incoming).await?;
-    if artifact == Artifact::ErroredState {
-        kept::note(hub, &before, &key).await?;
+    if is_kept {
+        kept::note(hub, &before, &key, listed).await?;
     }
     debug!(task = %before.task, artifact = artifact.name(), "stored an artifact");
     Ok(StatusCode::NO_CONTENT.into_response())

@@ -123,6 +123,29 @@ async fn a_state_follows_what_its_run_was_given_last_and_not_what_a_rescue_reads
     assert_eq!(lease.serial(), Some(6));
 }
 
+/// The hub or its executor is killed while the state is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_is_listed_before_it_is_kept() {
+    let lease = Holder::accepted().await;
+    let task = &lease.lease.task;
+    let name = errored_state_name(&task.job_id, &task.step_id);
+    let content = state(1, "l");
+    let put = ("PUT", "artifacts/errored-state");
+    let mut stream = lease.begun(put, &content).await;
+    assert_eq!(lease.kept(), None);
+    assert_eq!(lease.listed().await, [name]);
+    assert_eq!(finished(&mut stream, &content).await, "HTTP/1.1 204");
+    assert_eq!(lease.kept().unwrap()["serial"], 1);
+
+    // A list that cannot be read keeps no state away.
+    let list = ObjectKey::kept_states(&task.organization_id, &task.workspace_id);
+    lease.store.put(&list.in_bucket(), b"{").unwrap();
+    let (status, text) = lease.send(put.0, put.1, &state(2, "l")).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{text}");
+    assert!(text.contains("and not listed"), "{text}");
+    assert_eq!(lease.kept().unwrap()["serial"], 2);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_changes_no_state_only_reads_it_unless_the_operator_lets_its_scripts_write() {
     let lease = Holder::accepted_of("terraformPlan").await;

@@ -54,28 +54,40 @@ async fn store(
     key: &ObjectKey,
     incoming: Incoming,
 ) -> Result<String, Failure> {
+    let listed = list(hub, task).await;
     let condition = condition(hub.artifacts.store()?, Artifact::ErroredState, key).await?;
     put(hub, task, SAVE, (key, &condition), incoming).await?;
-    note(hub, task, key).await
+    note(hub, task, key, listed).await
 }
 
-/// Notes where a state of a task is kept, and returns it.
-pub(super) async fn note(hub: &Hub, task: &TaskView, key: &ObjectKey) -> Result<String, Failure> {
-    let store = hub.artifacts.store()?;
-    let place = store.reference(key);
-    hub.store.kept_state(task.task, &place).await?;
-    if is_listed(task) {
-        let name = errored_state_name(&task.job, &task.step);
-        let seen = hub.store.seen_state(task.task).await?;
-        let state = KeptState {
-            follows: seen.last().map(str::to_owned),
-            is_whole: false,
-        };
-        let listing = store.change_kept_states(&task.organization, &task.workspace, |list| {
-            list.states.insert(name.clone(), state.clone());
-        });
-        listing.await.map_err(|error| failed(&error))?;
+/// Adds the state of a task to the list, if runs wait for it. This comes before the state is kept, so that no kept state is missing
+/// there: if the hub is killed in between, an entry without a state still holds the runs back.
+pub(super) async fn list(hub: &Hub, task: &TaskView) -> Result<(), Failure> {
+    if !is_listed(task) {
+        return Ok(());
     }
+    let name = errored_state_name(&task.job, &task.step);
+    let seen = hub.store.seen_state(task.task).await?;
+    let state = KeptState {
+        follows: seen.last().map(str::to_owned),
+        is_whole: false,
+    };
+    let store = hub.artifacts.store()?;
+    let listing = store.change_kept_states(&task.organization, &task.workspace, |list| {
+        list.states.insert(name.clone(), state.clone());
+    });
+    listing.await.map_err(|error| failed(&error))
+}
+
+/// Notes where a state of a task is kept, and returns it. `listed` is whether [`list`] has worked: the state is kept also if not.
+pub(super) async fn note(
+    hub: &Hub,
+    task: &TaskView,
+    key: &ObjectKey,
+    listed: Result<(), Failure>,
+) -> Result<String, Failure> {
+    let place = hub.artifacts.store()?.reference(key);
+    hub.store.kept_state(task.task, &place).await?;
     warn!(
         task = %task.task,
         job_id = task.job,
@@ -84,6 +96,9 @@ pub(super) async fn note(hub: &Hub, task: &TaskView, key: &ObjectKey) -> Result<
         place,
         "a state that could not be stored is kept"
     );
+    let unlisted =
+        |why: Failure| why.and(&format!("; the state is kept in `{place}`, and not listed"));
+    listed.map_err(unlisted)?;
     Ok(place)
 }
 
