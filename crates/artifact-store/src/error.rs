@@ -49,6 +49,12 @@ pub enum StoreError {
     /// The object is not what was looked at before. The change may succeed if it is looked at again.
     #[error("somebody has changed `{object}` meanwhile")]
     Changed { object: String },
+    #[error("`{object}` is no list of kept states")]
+    Unreadable {
+        object: String,
+        #[source]
+        source: serde_json::Error,
+    },
     /// The service may still delete the object, or has done so without an answer.
     #[error("whether `{object}` is deleted is not known")]
     Uncertain { object: String },
@@ -157,6 +163,9 @@ impl StoreError {
             }
             Self::Unavailable { .. } => {
                 "check the address of the store, the network and the proxy settings".to_owned()
+            }
+            Self::Unreadable { .. } => {
+                "mend or remove that object: it names the kept states in the folder `state` beside it".to_owned()
             }
             Self::Client { .. } => "check the settings of the store".to_owned(),
             Self::LeftOut { .. } => BUILD_FULLY.to_owned(),

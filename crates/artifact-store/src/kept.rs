@@ -1,16 +1,16 @@
 //! The list of the states that are kept for a workspace and not stored. Runs look at it before they plan.
 
-use std::io;
-use std::path::Path;
-
+use bytes::Bytes;
 use job_contract::chain;
 use job_contract::kept_state::KeptStates;
 use job_contract::keys::ObjectKey;
 
-use crate::error::{OBJECT, StoreError};
+use crate::error::StoreError;
 use crate::served::ServedStore;
 use crate::transfer::{Condition, Upload};
 
+/// The name of a list that cannot be read, where names of kept states are wanted. It holds runs back as those do.
+pub const UNREADABLE_LIST: &str = "unreadable-list";
 /// The largest list.
 const LARGEST: u64 = 1024 * 1024;
 /// How often a list is changed again that somebody else has changed meanwhile.
@@ -91,6 +91,31 @@ impl ServedStore {
         Err(StoreError::Changed { object })
     }
 
+    /// Replaces a list that cannot be read by an empty one, and keeps it beside, with its digest in its name. `false` if it can
+    /// be read, or if there is none.
+    pub async fn drop_unreadable_list(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<bool, StoreError> {
+        let key = ObjectKey::kept_states(organization, workspace);
+        let found = self.read(&key).await?;
+        let condition = Condition::unchanged(found.as_ref());
+        let Some(content) = found else {
+            return Ok(false);
+        };
+        let text = content.collect(&key.in_bucket(), LARGEST).await?;
+        if serde_json::from_slice::<KeptStates>(&text).is_ok() {
+            return Ok(false);
+        }
+        let aside = Upload::of(text);
+        let name = format!("{UNREADABLE_LIST}-{}", aside.digest.sha256);
+        let beside = ObjectKey::state_raw(organization, workspace, &name);
+        self.put(&beside, aside, &Condition::Any).await?;
+        let empty = Upload::of(Bytes::from_static(b"{}"));
+        self.put(&key, empty, &condition).await.map(|()| true)
+    }
+
     async fn list_at(&self, key: &ObjectKey) -> Result<(KeptStates, Condition), StoreError> {
         let found = self.read(key).await?;
         let condition = Condition::unchanged(found.as_ref());
@@ -99,9 +124,9 @@ impl ServedStore {
         };
         let object = key.in_bucket();
         let text = content.collect(&object, LARGEST).await?;
-        let list = serde_json::from_slice(&text).map_err(|error| {
-            let error = io::Error::new(io::ErrorKind::InvalidData, error);
-            StoreError::read(OBJECT, Path::new(&object))(error)
+        let list = serde_json::from_slice(&text).map_err(|source| StoreError::Unreadable {
+            object: self.reference(key),
+            source,
         })?;
         Ok((list, condition))
     }
@@ -111,6 +136,7 @@ impl ServedStore {
 mod tests {
     use job_contract::kept_state::KeptState;
 
+    use super::*;
     use crate::Store;
 
     #[tokio::test]
@@ -131,5 +157,35 @@ mod tests {
         let removed = served.change_kept_states("o", "w", |list| list.states.clear());
         removed.await.unwrap();
         assert!(store.kept_states("o", "w").await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_list_that_cannot_be_read_is_named_and_replaced_only_on_purpose() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::local(folder.path());
+        let served = store.served().unwrap();
+        let key = ObjectKey::kept_states("o", "w");
+        let broken = Upload::of(Bytes::from_static(b"{"));
+        let sha256 = broken.digest.sha256.clone();
+        served.put(&key, broken, &Condition::Any).await.unwrap();
+        let refused = [
+            store.kept_states("o", "w").await.unwrap_err(),
+            served
+                .change_kept_states("o", "w", |list| list.states.clear())
+                .await
+                .unwrap_err(),
+        ];
+        for error in refused {
+            assert!(
+                error.to_string().contains(&served.reference(&key)),
+                "{error}"
+            );
+            assert!(error.hint().unwrap().contains("remove"), "{error}");
+        }
+        assert!(served.drop_unreadable_list("o", "w").await.unwrap());
+        assert!(store.kept_states("o", "w").await.unwrap().is_empty());
+        assert!(!served.drop_unreadable_list("o", "w").await.unwrap());
+        let aside = ObjectKey::state_raw("o", "w", &format!("{UNREADABLE_LIST}-{sha256}"));
+        assert_eq!(store.read(&aside).await.unwrap().unwrap(), "{");
     }
 }

@@ -46,6 +46,7 @@ pub use conditions::{Change, KeptConditions};
 pub use digest::Digest;
 pub use error::StoreError;
 pub use hub::{CurrentToken, HubSettings, HubStore, StateLocked};
+pub use kept::UNREADABLE_LIST;
 pub use request::RequestTiming;
 pub use runtime::setting::HttpUrl;
 pub use served::{ServedStore, WorkspaceState};

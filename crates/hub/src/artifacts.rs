@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use artifact_store::{
     Condition, Content, KeptConditions, RequestTiming, ServedStore, StoreError, StoreSettings,
+    UNREADABLE_LIST,
 };
 use axum::Router;
 use axum::body::Body;
@@ -218,7 +219,19 @@ async fn names(
     let store = hub.artifacts.store()?;
     let task = &allowed.task;
     let kept = store.names_of_kept_states(&task.organization, &task.workspace);
-    let kept = kept.await.map_err(|error| failed(&error))?;
+    let kept = match kept.await {
+        // Only operations wait for it.
+        Err(error @ (StoreError::Unreadable { .. } | StoreError::TooLarge { .. })) => {
+            warn!(
+                error = chain(&error),
+                hint = error.hint(),
+                workspace_id = task.workspace,
+                "runs of a workspace wait, because its list of kept states cannot be read"
+            );
+            vec![UNREADABLE_LIST.to_owned()]
+        }
+        kept => kept.map_err(|error| failed(&error))?,
+    };
     let reference = |artifact: Artifact| {
         let reference = store.reference(&allowed.key(artifact));
         (artifact.name().to_owned(), reference)

@@ -137,12 +137,13 @@ async fn a_state_is_listed_before_it_is_kept() {
     assert_eq!(finished(&mut stream, &content).await, "HTTP/1.1 204");
     assert_eq!(lease.kept().unwrap()["serial"], 1);
 
-    // A list that cannot be read keeps no state away.
+    // A list that cannot be read keeps no state away, and lets nothing begin.
     let list = ObjectKey::kept_states(&task.organization_id, &task.workspace_id);
     lease.store.put(&list.in_bucket(), b"{").unwrap();
     let (status, text) = lease.send(put.0, put.1, &state(2, "l")).await;
     assert_eq!(status, StatusCode::CONFLICT, "{text}");
     assert!(text.contains("and not listed"), "{text}");
+    assert_eq!(lease.listed().await, ["unreadable-list"]);
     assert_eq!(lease.kept().unwrap()["serial"], 2);
 }
 
