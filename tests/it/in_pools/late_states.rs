@@ -104,7 +104,7 @@ async fn a_state_follows_what_its_run_was_given_last_and_not_what_a_rescue_reads
     assert_eq!(status, StatusCode::CONFLICT, "it has seen none: {text}");
     let task = &lease.lease.task;
     let name = errored_state_name(&task.job_id, &task.step_id);
-    assert_eq!(lease.listed().await, [name]);
+    assert_eq!(lease.listed().await, [&*name]);
     let read = lease.send("GET", "state?rescue=true", b"").await;
     assert_eq!(read.0, StatusCode::OK);
     let (status, text) = lease.write(4, "l").await;
@@ -117,10 +117,17 @@ async fn a_state_follows_what_its_run_was_given_last_and_not_what_a_rescue_reads
     assert_eq!(lease.write(4, "l").await.0, OK);
     assert_eq!(lease.write(5, "l").await.0, OK);
     assert_eq!(lease.listed().await, [""; 0]);
-    lease.store.put(&key, &state(6, "l")).unwrap();
-    let (status, text) = lease.write(7, "l").await;
+    // A hub of an earlier version knows nothing of the list.
+    let list = ObjectKey::kept_states(&task.organization_id, &task.workspace_id);
+    let listed = json!({"states": {name.as_str(): {}}}).to_string();
+    let listed = listed.as_bytes();
+    lease.store.put(&list.in_bucket(), listed).unwrap();
+    assert_eq!(lease.write(6, "l").await.0, OK);
+    assert_eq!(lease.listed().await, [""; 0]);
+    lease.store.put(&key, &state(7, "l")).unwrap();
+    let (status, text) = lease.write(8, "l").await;
     assert_eq!(status, StatusCode::CONFLICT, "{text}");
-    assert_eq!(lease.serial(), Some(6));
+    assert_eq!(lease.serial(), Some(7));
 }
 
 /// The hub or its executor is killed while the state is kept.

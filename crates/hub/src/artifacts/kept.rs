@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use job_contract::StepType;
 use job_contract::kept_state::{self, KeptState};
 use job_contract::keys::{Artifact, ObjectKey, errored_state_name};
+use job_contract::{StepType, chain};
 use pool_store::TaskView;
 use tracing::warn;
 
@@ -102,15 +102,28 @@ pub(super) async fn note(
     Ok(place)
 }
 
-/// Takes the state of a task from the list, because the task has stored it after all.
+/// Takes the state of a task from the list, because the task has stored it after all. Also one of which the database knows nothing: a
+/// hub of an earlier version forgets it without this, and a killed hub may have noted it in the list alone.
 pub(super) async fn unlist(hub: &Hub, task: &TaskView) -> Result<(), Failure> {
-    if hub.store.seen_state(task.task).await?.kept.is_none() {
+    if !is_listed(task) {
         return Ok(());
     }
+    let is_known = hub.store.seen_state(task.task).await?.kept.is_some();
     let name = errored_state_name(&task.job, &task.step);
     let store = hub.artifacts.store()?;
     let listing = store.change_kept_states(&task.organization, &task.workspace, |list| {
         list.states.remove(&name);
     });
-    listing.await.map_err(|error| failed(&error))
+    match listing.await {
+        // The state is stored, and most likely was never listed.
+        Err(error) if !is_known => {
+            warn!(
+                error = chain(&error),
+                task = %task.task,
+                "whether a stored state is listed as a kept one is not known"
+            );
+            Ok(())
+        }
+        listed => listed.map_err(|error| failed(&error)),
+    }
 }
