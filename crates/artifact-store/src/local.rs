@@ -217,7 +217,7 @@ impl ServedService for Local {
         Arc::new(StateFile(self.root.join(path)))
     }
 
-    async fn ask_conditions(&self) -> Result<KeptConditions, StoreError> {
+    async fn ask_conditions(&self, _name: &str) -> Result<KeptConditions, StoreError> {
         let root = self.root.clone();
         let has_locks = blocking(move || change::has_locks(&root)).await?;
         Ok(KeptConditions::all_if(has_locks))

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
+use uuid::Uuid;
 
 use crate::conditions::{Change, KeptConditions};
 use crate::error::StoreError;
@@ -20,6 +21,8 @@ pub struct ServedStore {
     service: Arc<dyn ServedService>,
     /// Empty until the store was asked.
     kept: Arc<OnceLock<KeptConditions>>,
+    /// The name of the object with which it is asked. Where it cannot be removed, the next question makes no other one.
+    asked: Uuid,
 }
 
 impl ServedStore {
@@ -32,13 +35,15 @@ impl ServedStore {
         Self {
             service,
             kept: Arc::default(),
+            asked: Uuid::new_v4(),
         }
     }
 
     /// Asks the store which conditions it keeps. For this it stores an object that nobody else uses, and removes it. If it is
     /// killed meanwhile, the object stays.
     pub async fn ask_conditions(&self) -> Result<KeptConditions, StoreError> {
-        let found = self.service.ask_conditions().await?;
+        let name = self.asked.to_string();
+        let found = self.service.ask_conditions(&name).await?;
         Ok(self.kept.get_or_init(|| found).clone())
     }
 

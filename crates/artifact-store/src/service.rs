@@ -100,10 +100,9 @@ pub(crate) trait ServedService: ObjectService {
     /// The place in which the tool's own backend keeps the state of a workspace.
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace>;
 
-    /// Asks which conditions the service keeps. It stores an object that nobody else uses, and removes it.
-    async fn ask_conditions(&self) -> Result<KeptConditions, StoreError> {
-        let name = Uuid::new_v4().to_string();
-        let place = self.state(keys::OF_HUB, &name);
+    /// Asks which conditions the service keeps. It stores an object with this name that nobody else uses, and removes it.
+    async fn ask_conditions(&self, name: &str) -> Result<KeptConditions, StoreError> {
+        let place = self.state(keys::OF_HUB, name);
         conditions::ask(&*place).await
     }
 }

@@ -258,6 +258,20 @@ async fn an_error_while_a_store_is_asked_says_nothing_about_conditions() {
 }
 
 #[tokio::test]
+async fn a_store_that_refuses_deletes_has_one_object_however_often_it_is_asked() {
+    let moto = S3::start_open().unwrap();
+    let front = before(&moto, |request| {
+        let refusal = "<Error><Code>AccessDenied</Code></Error>";
+        (request.method == "DELETE").then(|| Response::new(403, refusal))
+    });
+    let store = served(&s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
+    for _ in 0..2 {
+        store.ask_conditions().await.unwrap_err();
+        assert_eq!(moto.objects().unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
 async fn only_a_service_that_keeps_conditions_of_deletes_gets_a_delete_twice() {
     let moto = S3::start_open().unwrap();
     let settings = with_lock_file(s3_of(&moto));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use artifact_store::KeptConditions;
+use artifact_store::{KeptConditions, StoreError};
 use job_contract::chain;
 use tracing::{info, warn};
 
@@ -24,6 +24,15 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
             Some(Ok(kept)) => {
                 hub.metrics.keeps(&kept);
                 return log(&kept);
+            }
+            Some(Err(error @ StoreError::Refused { .. })) => {
+                // Each question may leave an object that it may not remove.
+                warn!(
+                    error = chain(&error),
+                    hint = error.hint(),
+                    "whether the artifact store keeps conditions is not known, and it is asked again when the hub starts"
+                );
+                return;
             }
             Some(Err(error)) if !is_told => {
                 is_told = true;
