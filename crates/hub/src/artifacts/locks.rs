@@ -35,8 +35,8 @@ const ID: &str = "ID";
 /// How often the lock is taken again that another holder has released meanwhile.
 const ATTEMPTS: usize = 5;
 /// What an executor learns of a lock that may be deleted late.
-pub(super) const UNCERTAIN: &str =
-    "the release of the last lock of the state is not confirmed: try again";
+pub(super) const UNCERTAIN: &str = "the release of the last lock of the state is not confirmed: wait up to 20 minutes and start the run \
+     again, and do not use `force-unlock`, because the store may still delete the lock of the next run";
 
 pub(super) async fn lock(
     State(hub): State<Arc<Hub>>,
