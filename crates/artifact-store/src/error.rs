@@ -165,7 +165,7 @@ impl StoreError {
                 "check the address of the store, the network and the proxy settings".to_owned()
             }
             Self::Unreadable { .. } => {
-                "mend or remove that object: it names the kept states in the folder `state` beside it".to_owned()
+                "mend that object, or replace it with `state drop`: it names the kept states in the folder `state` beside it".to_owned()
             }
             Self::Client { .. } => "check the settings of the store".to_owned(),
             Self::LeftOut { .. } => BUILD_FULLY.to_owned(),

@@ -58,7 +58,7 @@ impl ServedStore {
         change: impl Fn(&mut KeptStates) + Send + Sync,
     ) -> Result<(), StoreError> {
         let key = ObjectKey::kept_states(organization, workspace);
-        let mut last = None;
+        let mut earlier = None;
         for attempt in 1..=ATTEMPTS {
             let (before, condition, refusal) = match self.list_at(&key).await {
                 // It may not exist. If it does, it stays.
@@ -75,14 +75,14 @@ impl ServedStore {
             let text = serde_json::to_vec(&list).expect("names and digests are a document");
             let upload = Upload::of(text.into());
             // If nobody has changed it since the last attempt, the service compares in a way of its own.
-            let is_same = attempt == ATTEMPTS && last.as_ref() == Some(&condition);
+            let is_same = attempt == ATTEMPTS && earlier.as_ref() == Some(&condition);
             let asked = if is_same { &Condition::Any } else { &condition };
             match self.put(&key, upload, asked).await {
                 Err(StoreError::Changed { .. }) => {
                     if let Some(refusal) = refusal {
                         return Err(refusal);
                     }
-                    last = Some(condition);
+                    earlier = Some(condition);
                 }
                 stored => return stored,
             }
@@ -180,7 +180,7 @@ mod tests {
                 error.to_string().contains(&served.reference(&key)),
                 "{error}"
             );
-            assert!(error.hint().unwrap().contains("remove"), "{error}");
+            assert!(error.hint().unwrap().contains("mend"), "{error}");
         }
         assert!(served.drop_unreadable_list("o", "w").await.unwrap());
         assert!(store.kept_states("o", "w").await.unwrap().is_empty());

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use artifact_store::{
-    Condition, RequestTiming, ServedStore, StoreError, StoreSettings, Upload, WorkspaceState,
+    Condition, RequestTiming, ServedStore, StoreError, StoreSettings, UNREADABLE_LIST, Upload,
+    WorkspaceState,
 };
 use bytes::Bytes;
 use job_contract::Exit;
@@ -278,6 +279,20 @@ impl Keeper<'_> {
     }
 
     async fn discard(&self, name: Option<&str>) -> Result<String, StepError> {
+        let (organization, workspace) = (self.of.organization, self.of.workspace);
+        let is_list = name.is_none_or(|name| name == UNREADABLE_LIST);
+        // Without a list, nothing else can be found.
+        if is_list
+            && self
+                .store
+                .drop_unreadable_list(organization, workspace)
+                .await?
+        {
+            return Ok(
+                "The list of kept states could not be read, and is replaced by an empty one. The old one is kept beside it.\n"
+                    .to_owned(),
+            );
+        }
         let kept = self.choose(name).await?;
         self.settle(&kept, false).await?;
         Ok("The kept state is dropped. Runs plan and apply again. Its copy stays.\n".to_owned())
@@ -487,6 +502,22 @@ mod tests {
         assert_eq!(copy["serial"], 7);
         let error = fixture.run(STORE).unwrap_err();
         assert_eq!(error.to_string(), "no such state of this workspace is kept");
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_read_is_dropped_before_a_state() {
+        let fixture = Fixture::new(&["a"], true);
+        let list = ObjectKey::kept_states("o", "w").path;
+        let list = fixture.folder.path().join("local/state").join(list);
+        fs::create_dir_all(list.parent().unwrap()).unwrap();
+        fs::write(&list, "{").unwrap();
+        let error = fixture.run(Action::List).unwrap_err();
+        assert!(error.hint().unwrap().contains("`state drop`"), "{error}");
+        let said = fixture.run(Action::Drop).unwrap();
+        assert!(said.contains("replaced by an empty one"), "{said}");
+        assert_eq!((fixture.kept(), fixture.aside()), (1, vec!["{".to_owned()]));
+        fixture.run(Action::Drop).unwrap();
+        assert_eq!(fixture.kept(), 0);
     }
 
     /// Its run had another store, so these settings are not those of the run.

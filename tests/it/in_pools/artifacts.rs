@@ -321,9 +321,8 @@ async fn a_workspace_with_a_kept_state_plans_nothing_until_it_is_dropped() {
     let fixture = Fixture::with_store(&store).await;
     let hub = fixture.serve();
     let agent = fixture.start_agent(&hub);
-    let job = fixture
-        .completed(&Repository::fixture(), Flow::plan_apply())
-        .await;
+    let repository = Repository::fixture();
+    let job = fixture.completed(&repository, Flow::plan_apply()).await;
     let organization = fixture.platform.organization();
     let list = ObjectKey::kept_states(&organization, &job.workspace);
     let kept = br#"{"states":{"errored-9-s":{}}}"#;
@@ -416,7 +415,9 @@ impl Holder {
     async fn offered(step: &str) -> Self {
         let store = S3::start_open().unwrap();
         let fixture = Fixture::with_store(&store).await;
-        Self::on(store, fixture, step).await
+        let lease = Self::on(store, fixture, step).await;
+        lease.hub.until_store_asked().await;
+        lease
     }
 
     /// The serial in the store.
@@ -435,7 +436,6 @@ impl Holder {
 impl<S> Holder<S> {
     async fn on(store: S, fixture: Fixture, step: &str) -> Self {
         let hub = fixture.serve();
-        hub.until_store_asked().await;
         let workspace = Workspace::new("https://git.example.test/a.git");
         let workspace = fixture.platform.workspace(workspace);
         let job = NewJob::new(&workspace, Flow::only(step));

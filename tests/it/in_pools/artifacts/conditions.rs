@@ -41,6 +41,7 @@ async fn behind_with(
         fixture = fixture.with(name, value);
     }
     let lease = Holder::on(store, fixture, "terraformApply").await;
+    lease.hub.until_store_asked().await;
     lease.executor.accept(&lease.lease, "pod").await.ok();
     (front, lease)
 }
