@@ -32,7 +32,9 @@ impl StateSummary {
         let mut content = Hashed(content, Sha256::new());
         let document: Document = serde_json::from_reader(BufReader::new(&mut content)).ok()?;
         let is_encrypted = document.encrypted_data.is_some();
-        if document.lineage.is_empty() && !is_encrypted {
+        // A first state that the tool could not begin to store has no lineage yet.
+        let is_state = !document.lineage.is_empty() || document.resources.is_some();
+        if !is_state && !is_encrypted {
             return None;
         }
         let mut objects = BTreeMap::new();
@@ -274,5 +276,7 @@ mod tests {
             StateSummary::read(&b"{\"version\": 4, \"serial\": 7, \"lin"[..]),
             None
         );
+        let first = state(0, "", &[("a", "1")]);
+        assert_eq!(first.follow(None, None, |_| false), Ok(0));
     }
 }
