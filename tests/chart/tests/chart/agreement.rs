@@ -273,7 +273,9 @@ fn defaults_of_the_chart_are_those_of_the_programs() {
         "hub": {"enabled": true, "config": {"pools": {"eu": {}}}},
         "launcher": {"extraEnvFrom": [{"secretRef": {"name": "platform"}}]},
     });
-    let documents = [of("default").set(hub).documents(), of("agent").documents()].concat();
+    let mut documents = [of("default").set(hub).documents(), of("agent").documents()].concat();
+    // The pods of `helm test` look at single parts, and leave the others out.
+    documents.retain(|document| !document.is_test());
     let mut compared = BTreeSet::new();
     for (container, variables) in environments(&documents) {
         for variable in variables {
