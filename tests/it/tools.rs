@@ -19,6 +19,9 @@ use test_peers::{providers, skips};
 
 use crate::machine;
 
+/// A registry of these tests is never too slow by chance: neither for the tool nor for the executor that answers in its place.
+const PATIENT: (&str, &str) = ("TF_REGISTRY_CLIENT_TIMEOUT", "300");
+
 /// No such host is ever asked: its providers are in the mirror.
 const HOST: &str = "providers.example.test";
 

@@ -26,7 +26,7 @@ use crate::error::StepError;
 use crate::operation::OperationContext;
 use crate::providers::lock_file;
 use crate::providers::registry::Registry;
-use crate::providers::registry_server::{Host, RegistryServer, Served, Setup};
+use crate::providers::registry_server::{Host, Patience, RegistryServer, Served, Setup};
 use crate::providers::shared_store::SharedStore;
 use crate::providers::{Origin, ProvideError, Provided, Sources};
 use crate::terraform::credentials::{self, ForcedHost, Overlay};
@@ -34,8 +34,6 @@ use crate::terraform::requirements;
 use crate::tool::Fetcher;
 use crate::workspace::ModuleStore;
 
-/// How long a host may take to say what it has. Then the tool asks it itself.
-const SERVICES_TIMEOUT: Duration = Duration::from_secs(5);
 const TERRAFORMS: &str = "registry.terraform.io";
 const HANGS: &str = "The volume of the provider store hangs. This run goes on without it.";
 /// Variables with which a run decides itself where its providers come from.
@@ -210,7 +208,8 @@ pub(crate) async fn provide_providers(
     };
     let both = async {
         let providing = sources.provide(locked);
-        Ok(tokio::join!(providing, serve_registries(&sources, hosts)))
+        let serving = serve_registries(&sources, hosts, Patience::of_tool(env));
+        Ok(tokio::join!(providing, serving))
     };
     let (results, server) = run.unless_stopped(both).await?;
     if let Some(server) = &server {
@@ -279,10 +278,14 @@ fn hosts_of_unlocked(tool: Tool, working_dir: &Path, lock: Option<&Body>) -> BTr
 }
 
 /// Starts a server for these hosts. A host that does not say what it has is left to the tool.
-async fn serve_registries(sources: &Sources, hosts: BTreeSet<String>) -> Option<RegistryServer> {
+async fn serve_registries(
+    sources: &Sources,
+    hosts: BTreeSet<String>,
+    patience: Patience,
+) -> Option<RegistryServer> {
     let store = sources.store.clone()?;
     let asked = hosts.into_iter().map(async |name| {
-        let asked = timeout(SERVICES_TIMEOUT, sources.registry.services(&name)).await;
+        let asked = timeout(patience.services, sources.registry.services(&name)).await;
         Some(Host {
             services: asked.ok()?.ok()?,
             name,
@@ -295,6 +298,7 @@ async fn serve_registries(sources: &Sources, hosts: BTreeSet<String>) -> Option<
     let start = || {
         RegistryServer::start(Setup {
             hosts,
+            patience,
             platform: platform(),
             store,
             fetcher: Fetcher::patient()?,

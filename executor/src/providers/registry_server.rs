@@ -4,6 +4,7 @@
 //!
 //! Whatever goes wrong here, the tool is redirected to the registry. So it sees the registry's own errors.
 
+use std::ffi::OsStr;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,14 +33,14 @@ use url::Url;
 
 use super::registry::{self, LARGEST_DOCUMENT, Services};
 use super::shared_store::SharedStore;
+use crate::child_env::ChildEnv;
 use crate::loopback::{self, Body, BodyError, Loopback, status, streamed, whole};
 use crate::terraform::credentials::ForcedHost;
 use crate::tool::Fetcher;
 
-/// The tool waits ten seconds for a document. A registry that is slower than this is asked by the tool alone.
-const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long an archive may take to begin.
-const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the tool waits for a document of a registry, and the variable that says otherwise, in seconds.
+const TOOLS_TIMEOUT: Duration = Duration::from_secs(10);
+const TOOLS_TIMEOUT_VARIABLE: &str = "TF_REGISTRY_CLIENT_TIMEOUT";
 /// More packages than a module has.
 const MOST_ARCHIVES: usize = 1000;
 /// Chunks of an archive that wait for the tool.
@@ -53,10 +54,38 @@ pub(crate) struct Host {
     pub(crate) services: Services,
 }
 
+/// How long registries are waited for. Whoever is slower is asked by the tool alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// For what a host has.
+    pub(crate) services: Duration,
+    /// For a document. The tool waits meanwhile, and needs time for a question of its own.
+    document: Duration,
+    /// For the begin of an archive.
+    archive: Duration,
+}
+
+impl Patience {
+    /// What the time limit of the tool leaves.
+    pub(crate) fn of_tool(env: &ChildEnv) -> Self {
+        let set = env.get(TOOLS_TIMEOUT_VARIABLE).and_then(OsStr::to_str);
+        let set = set
+            .and_then(|text| text.parse().ok())
+            .filter(|set| *set > 0);
+        let tools = set.map_or(TOOLS_TIMEOUT, |set: u32| Duration::from_secs(set.into()));
+        Self {
+            services: tools / 2,
+            document: tools * 2 / 5,
+            archive: tools * 2,
+        }
+    }
+}
+
 /// What the server needs.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) hosts: Vec<Host>,
+    pub(crate) patience: Patience,
     /// `linux_amd64`, say. Packages of other platforms are the registry's business.
     pub(crate) platform: String,
     pub(crate) store: SharedStore,
@@ -231,7 +260,7 @@ impl Serving {
     /// The registry's document about a package, with an archive of this server. `None`: the tool asks the registry itself.
     async fn document(&self, package: Package, url: &Url, slow: &AtomicBool) -> Option<Vec<u8>> {
         let fetched = self.setup.fetcher.located(url, LARGEST_DOCUMENT);
-        let (text, url) = match timeout(DOCUMENT_TIMEOUT, fetched).await {
+        let (text, url) = match timeout(self.setup.patience.document, fetched).await {
             Ok(Ok(fetched)) => fetched,
             Ok(Err(error)) => {
                 info!(%package, error = chain(&error), "the tool asks the registry itself");
@@ -274,7 +303,7 @@ impl Serving {
             return stored;
         }
         let answered = self.setup.fetcher.answer(&archive.url, LARGEST_ARCHIVE);
-        let answer = match timeout(ARCHIVE_TIMEOUT, answered).await {
+        let answer = match timeout(self.setup.patience.archive, answered).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return self.leave_to_tool(&archive, &chain(&error)),
             Err(_) => return self.leave_to_tool(&archive, "its server is slow"),

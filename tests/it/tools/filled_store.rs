@@ -14,7 +14,7 @@ use provider_store::{Item, ProviderStore, Pruned};
 use test_peers::providers::{NAMESPACE, PROVIDERS, Registry, present};
 use test_peers::skips::needed;
 
-use super::requirements;
+use super::{PATIENT, requirements};
 use crate::machine;
 
 with_both_tools! {
@@ -75,11 +75,14 @@ impl Filled {
         let mut files = vec![("main.tf", MODULE), ("versions.tf", &versions)];
         files.extend(lock.map(|lock| (LOCK_FILE, lock)));
         let repository = Repository::with(&files);
-        let plan = JobData {
+        let mut plan = JobData {
             command_list: vec![job::before(job::bash(1, script))],
             workspace_id: format!("w-{job_id}"),
             ..job::in_job(&job::plan_by(self.tool, &repository), job_id)
         };
+        let (name, value) = PATIENT;
+        plan.environment_variables
+            .insert(name.to_owned(), value.to_owned());
         self.repositories.lock().unwrap().push(repository);
         plan
     }

@@ -12,7 +12,7 @@ use job_contract::{JobData, Tool, env};
 use test_peers::providers::{PROVIDERS, Registry, present};
 use test_peers::skips::needed;
 
-use super::requirements;
+use super::{PATIENT, requirements};
 use crate::limits::MemoryGroup;
 use crate::machine;
 
@@ -107,7 +107,7 @@ impl Locked {
             workspace_id: format!("w-{job_id}"),
             ..job::in_job(&job::plan_by(self.tool, &repository), job_id)
         };
-        for (name, value) in variables {
+        for (name, value) in [&PATIENT].into_iter().chain(variables) {
             plan.environment_variables
                 .insert((*name).to_owned(), (*value).to_owned());
         }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::mpsc;
 
+use job_contract::JobData;
 use provider_store::ProviderStore;
 use reqwest::redirect::Policy;
 use serde_json::json;
@@ -17,6 +18,9 @@ const ELSEWHERE: &str = "https://127.0.0.1:1/null.zip";
 const DOCUMENT: &str = "acme/null/1.0.0/download/linux/amd64";
 const VERSIONS: &str = "acme/null/versions?page=2";
 
+/// A registry of these tests is never too slow by chance.
+const LONG: Duration = Duration::from_mins(5);
+
 struct Fixture {
     folder: TempDir,
     upstream: Server,
@@ -27,6 +31,11 @@ struct Fixture {
 
 impl Fixture {
     fn new(document: impl Fn() -> Answer + Send + Sync + 'static) -> Self {
+        Self::waiting(LONG, document)
+    }
+
+    /// With a server that waits so long for a document.
+    fn waiting(limit: Duration, document: impl Fn() -> Answer + Send + Sync + 'static) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let folder = tempfile::tempdir().unwrap();
         let upstream = Server::start(move |request| match request.path.as_str() {
@@ -43,6 +52,11 @@ impl Fixture {
                     others: vec![("modules.v1".to_owned(), at("/modules/"))],
                 },
             }],
+            patience: Patience {
+                services: LONG,
+                document: limit,
+                archive: LONG,
+            },
             platform: "linux_amd64".to_owned(),
             store: SharedStore::new(ProviderStore::new(folder.path().join("store"))),
             fetcher: Fetcher::patient().unwrap(),
@@ -180,7 +194,7 @@ async fn documents_that_say_nothing_useful_are_left_to_the_tool() {
 async fn a_slow_registry_is_asked_by_the_tool_alone() {
     let (answer, wait) = mpsc::channel::<()>();
     let wait = Mutex::new(wait);
-    let fixture = Fixture::new(move || {
+    let fixture = Fixture::waiting(Duration::from_millis(10), move || {
         let _ = wait.lock().unwrap().recv();
         document()
     });
@@ -190,4 +204,19 @@ async fn a_slow_registry_is_asked_by_the_tool_alone() {
     fixture.redirected_for_document().await;
     assert_eq!(fixture.upstream.requests().len(), 1);
     drop(answer);
+}
+
+#[test]
+fn the_tools_time_limit_is_that_of_the_run() {
+    for (set, seconds) in [(None, 10), (Some("60"), 60), (Some("0"), 10), (Some("1m"), 10)] {
+        let mut job = JobData::default();
+        if let Some(set) = set {
+            job.environment_variables
+                .insert(TOOLS_TIMEOUT_VARIABLE.to_owned(), set.to_owned());
+        }
+        let env = ChildEnv::new(Vec::new(), &[], &job).unwrap();
+        let patience = Patience::of_tool(&env);
+        assert_eq!(patience.archive, Duration::from_secs(2 * seconds), "{set:?}");
+        assert_eq!(patience.document * 5, 2 * Duration::from_secs(seconds));
+    }
 }
