@@ -11,7 +11,7 @@ use futures_util::future::{self, BoxFuture};
 use integration_tests::{Repository, job};
 use job_contract::{JobData, env};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use nix::sys::signal::Signal;
@@ -71,6 +71,12 @@ impl Fixture {
         jobs.patch(&name(job), &PatchParams::default(), &soon)
             .await
             .unwrap();
+    }
+
+    /// Returns when Kubernetes has such an event. The controller of Jobs sends its events when it has time.
+    async fn until_event(&self, what: &str, is_it: impl Fn(&Event) -> bool) {
+        let is_told = |state: &State| state.events.iter().any(&is_it).then_some(());
+        self.until(&format!("an event says {what}"), is_told).await;
     }
 
     /// Returns when everybody is told the same: whoever reads the step's output at the platform, and whoever has
@@ -379,6 +385,8 @@ async fn an_ended_run_is_removed_when_its_time_to_live_is_over() {
     };
     fixture.until("nothing is left of it", empty).await;
     assert_eq!(fixture.machine.statuses(&plan).1, "completed");
+    let ended = |event: &Event| event.reason.as_deref() == Some("Completed");
+    fixture.until_event("it completed", ended).await;
     let explained = fixture.told(&["explain", &plan.job_id]);
     assert!(explained.contains("completed"), "{explained}");
 }
@@ -396,15 +404,11 @@ async fn a_run_of_which_only_events_are_left_is_still_explained() {
     assert!(fixture.cluster.oom_kill(&pod));
     let empty = |state: &State| (state.jobs.len() + state.pods.len() == 0).then_some(());
     fixture.until("nothing is left of it", empty).await;
-    // The controller of Jobs sends its events when it has time.
-    let is_told = |state: &State| {
-        let mut texts = state
-            .events
-            .iter()
-            .filter_map(|event| event.message.as_ref());
-        texts.any(|text| text.contains("137")).then_some(())
+    let of_end = |event: &Event| {
+        let text = event.message.as_ref();
+        text.is_some_and(|text| text.contains("137"))
     };
-    fixture.until("an event says how it ended", is_told).await;
+    fixture.until_event("how it ended", of_end).await;
     for word in [apply.job_id.clone(), name(&apply)] {
         let told = fixture.json(&["explain", &word]);
         let verdict = &told["verdict"];
