@@ -262,11 +262,13 @@ async fn a_store_that_refuses_deletes_has_one_object_however_often_it_is_asked()
     let moto = S3::start_open().unwrap();
     let front = before(&moto, |request| {
         let refusal = "<Error><Code>AccessDenied</Code></Error>";
-        (request.method == "DELETE").then(|| Response::new(403, refusal))
+        let deletes = request.method == "DELETE" || request.query == "delete";
+        deletes.then(|| Response::new(403, refusal))
     });
     let store = served(&s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
     for _ in 0..2 {
-        store.ask_conditions().await.unwrap_err();
+        let error = store.ask_conditions().await.unwrap_err();
+        assert!(matches!(error, StoreError::Refused { .. }), "{error:?}");
         assert_eq!(moto.objects().unwrap().len(), 1);
     }
 }
