@@ -246,7 +246,7 @@ impl Stage {
         let chart = chart.to_str().unwrap();
         let install = ["install", "mayfly", chart, "--values", &values];
         self.fixture
-            .helm(&[&install as &[&str], &["--wait", "--timeout", "2m"]].concat());
+            .helm(&[&install as &[&str], &["--wait", "--timeout", "10m"]].concat());
         let service = self.fixture.all::<Service>().get("mayfly").await.unwrap();
         let address = service.spec.unwrap().cluster_ip.unwrap();
         let (hosts, namespace) = (self.fixture.node.hosts(), &self.fixture.namespace);

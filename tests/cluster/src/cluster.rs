@@ -321,7 +321,7 @@ impl Cluster {
         ));
         // Without it no pod is admitted, and a controller makes it.
         let accounts = Api::<ServiceAccount>::namespaced(client.clone(), &name);
-        let found = wait::within(TIDY, "the account of pods", || async {
+        let found = wait::within(wait::DEADLINE, "the account of pods", || async {
             accounts.get("default").await
         });
         found

@@ -21,9 +21,9 @@ use test_peers::wait;
 use crate::processes::{EndedProgram, Processes};
 
 /// How long etcd and the API server may take to be ready, on a busy machine.
-const START: Duration = Duration::from_mins(2);
+const START: Duration = Duration::from_mins(5);
 /// How often another process may take a port before the server has it.
-const TRIES: usize = 3;
+const TRIES: usize = 10;
 /// Requests per second of the controllers, which wait for their turn otherwise when many tests begin at once.
 const RATE: &str = "1000";
 /// Addresses of Services, and the first of them, which is the API server's.

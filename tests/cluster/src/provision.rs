@@ -4,7 +4,6 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -26,9 +25,6 @@ use test_peers::wait;
 
 use crate::kubelet::Runner;
 use crate::kubelet::register::LABEL;
-
-/// How long a policy or a quota may take to be heeded.
-const EFFECT: Duration = Duration::from_mins(1);
 
 /// Makes a volume for every claim of a namespace, as a provisioner of local folders does, until the runtime ends.
 pub(crate) async fn provide_volumes(
@@ -188,7 +184,7 @@ pub(crate) async fn lead_pods(
             other => Err(format!("{other:?}")),
         }
     };
-    let led = wait::within(EFFECT, "pods are led to their nodes", is_led).await;
+    let led = wait::within(wait::DEADLINE, "pods are led to their nodes", is_led).await;
     led.map_err(|late| error(io::Error::other(late)))
 }
 
@@ -256,7 +252,7 @@ async fn until_refused<F: Future<Output = Result<(), kube::Error>>>(
             other => Err(format!("{other:?}")),
         }
     };
-    let refused = wait::within(EFFECT, "what is refused", is_refused).await;
+    let refused = wait::within(wait::DEADLINE, "what is refused", is_refused).await;
     refused.map_err(|late| error(io::Error::other(late)))
 }
 

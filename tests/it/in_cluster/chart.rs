@@ -507,7 +507,7 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
 
     // Its Service leads nowhere without a pod; that test has a journey of its own.
     let filter = "!name=mayfly-test-http";
-    let test = ["test", "mayfly", "--filter", filter, "--timeout", "2m"];
+    let test = ["test", "mayfly", "--filter", filter, "--timeout", "10m"];
     let said = installed
         .helm(&[&test as &[&str], &["--logs"]].concat())
         .await;
@@ -560,7 +560,7 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
     assert_eq!(installed.there().await, tested);
 
     installed
-        .helm(&["uninstall", "mayfly", "--wait", "--timeout", "2m"])
+        .helm(&["uninstall", "mayfly", "--wait", "--timeout", "10m"])
         .await;
     let claims = wanted
         .into_iter()

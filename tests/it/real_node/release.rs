@@ -36,7 +36,7 @@ async fn helm_installs_tests_and_removes_a_release_and_leaves_nothing_but_tests(
     stage.install().await;
     assert!(there(&stage.fixture).await.len() > before.len() + 10);
 
-    let test = ["test", "mayfly", "--logs", "--timeout", "2m"];
+    let test = ["test", "mayfly", "--logs", "--timeout", "10m"];
     let said = stage.fixture.helm(&test);
     for words in [
         "GET /actuator/health/readiness: 200",
@@ -53,7 +53,7 @@ async fn helm_installs_tests_and_removes_a_release_and_leaves_nothing_but_tests(
         "{said}"
     );
 
-    let remove = ["uninstall", "mayfly", "--wait", "--timeout", "2m"];
+    let remove = ["uninstall", "mayfly", "--wait", "--timeout", "10m"];
     stage.fixture.helm(&remove);
     let mut expected = before;
     // Helm keeps the pods of tests, for their logs; the canary's run ends with its time to live.

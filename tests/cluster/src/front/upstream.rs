@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Request, Response, header};
@@ -26,8 +25,6 @@ use crate::rights::{Action, Rule, sentence};
 
 /// More than the server takes of a body, so that it is the one who says so.
 const BODY: usize = 64 * 1024 * 1024;
-/// The server's RBAC follows Roles by a watch of its own.
-const EFFECT: Duration = Duration::from_secs(30);
 
 /// Why a request could not be handed on.
 #[derive(Debug, thiserror::Error)]
@@ -213,7 +210,8 @@ impl Upstream {
                     other => Err(format!("{other:?}")),
                 }
             };
-            let decided = wait::within(EFFECT, "the effect of a Role", has_effect).await;
+            // The server's RBAC follows Roles by a watch of its own.
+            let decided = wait::within(wait::DEADLINE, "the effect of a Role", has_effect).await;
             decided.map_err(|late| kube::Error::Service(Box::new(late)))?;
         }
         Ok(())

@@ -17,7 +17,7 @@ use super::power::Power;
 use super::{Folder, NODE, images, network, runtime};
 use crate::control_plane::{ControlPlane, Programs};
 
-const START: Duration = Duration::from_mins(2);
+const START: Duration = Duration::from_mins(5);
 /// Folders of the machine to which programs write that have no option for another one. An empty one may remain.
 const PRIVATE: [&str; 5] = [
     "/run",

@@ -20,7 +20,7 @@ use super::{Folder, runtime};
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
 /// How long containerd may take to listen, on a busy machine.
-const START: Duration = Duration::from_mins(1);
+const START: Duration = Duration::from_mins(5);
 const POLL: Duration = Duration::from_millis(20);
 
 /// containerd and kubelet of a node.
