@@ -167,6 +167,7 @@ mod tests {
     use super::*;
     use test_peers::http::{Response, Server};
     use test_peers::port::Port;
+    use test_peers::wait::DEADLINE;
 
     #[tokio::test]
     async fn newer_releases_read_only_the_status() {
@@ -182,9 +183,8 @@ mod tests {
         ] {
             let server = Server::start(move |_| Response::new(status, "no JSON")).unwrap();
             let client = crate::platform::client();
-            let limit = Duration::from_secs(20);
             let (url, data) = (server.url(), json!({}));
-            let answer = post(&client, &url, "token", &data, limit, Release::Newest).await;
+            let answer = post(&client, &url, "token", &data, DEADLINE, Release::Newest).await;
             assert_eq!(answer == Answer::Accepted, is_accepted, "{status}");
             assert_eq!(answer == Answer::Unavailable, is_repeated, "{status}");
         }
@@ -219,9 +219,8 @@ mod tests {
             let answer = response.clone();
             let server = Server::start(move |_| answer.clone()).unwrap();
             let client = crate::platform::client();
-            let limit = Duration::from_secs(20);
             let (url, data) = (server.url(), json!({}));
-            let answer = post(&client, &url, "token", &data, limit, Release::Old).await;
+            let answer = post(&client, &url, "token", &data, DEADLINE, Release::Old).await;
             match expected {
                 Some(expected) => assert_eq!(answer, expected, "{response:?}"),
                 None => assert!(matches!(answer, Answer::Refused(_)), "{response:?}"),
@@ -235,7 +234,7 @@ mod tests {
             &nobody,
             "token",
             &json!({}),
-            Duration::from_secs(20),
+            DEADLINE,
             Release::Old,
         )
         .await;

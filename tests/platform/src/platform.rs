@@ -113,7 +113,7 @@ impl Default for Builder {
             grace: Duration::from_mins(1),
             release: Release::default(),
             blocks_private: false,
-            silent_within: Duration::from_secs(30),
+            silent_within: DEADLINE,
         }
     }
 }

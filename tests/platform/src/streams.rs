@@ -8,11 +8,11 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult, cmd};
 use serde_json::Value;
+use test_peers::wait::DEADLINE;
 
 use crate::java;
 use crate::ledger::Rule;
 
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Entries of one read. A read of a whole stream may exceed the timeout.
 const PAGE: usize = 100;
 const FIELDS: [&str; 4] = ["jobId", "stepId", "lineNumber", "output"];
@@ -74,8 +74,8 @@ impl Streams {
     /// A connection for a few commands. Redis may restart between them.
     async fn connect(client: &redis::Client) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(DEADLINE))
+            .set_response_timeout(Some(DEADLINE));
         client
             .get_multiplexed_async_connection_with_config(&config)
             .await

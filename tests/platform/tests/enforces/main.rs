@@ -18,6 +18,7 @@ use redis::cmd;
 use serde_json::{Value, json};
 use test_peers::http::{Response, Server};
 use test_peers::redis::RedisServer;
+use test_peers::wait::DEADLINE;
 use test_platform::{
     Builder, Flow, Job, NewJob, Outputs, Platform, Records, Release, Rule, Status, Workspace, java,
 };
@@ -25,7 +26,6 @@ use test_platform::{
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 const JSON: &str = "application/json";
 const JSON_API: &str = "application/vnd.api+json";
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A platform, and an executor that accepts every dispatch.
 struct Scene {
@@ -57,7 +57,7 @@ impl Scene {
             platform,
             client: reqwest::Client::builder()
                 .no_proxy()
-                .timeout(PATIENCE)
+                .timeout(DEADLINE)
                 .build()
                 .unwrap(),
             workspace,
