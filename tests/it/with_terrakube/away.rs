@@ -108,14 +108,14 @@ async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
     // Set to little, the executor gives up, and its launcher tells what it left in its report.
     let stage = Stage::on_this_machine().await;
     let gate = stage.machine().gate();
-    let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "1")]);
+    let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "5")]);
     let platform = &stage.platform;
     let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
     platform.end_grace(job).await;
     platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
     gate.open().await;
-    // In its second the executor asks two or three times.
+    // In its seconds the executor asks three or four times.
     let told = |ledger: &Ledger| {
         let reports = ledger.of("PATCH", "/step/").into_iter();
         let statuses = reports.map(|report| &report.body["data"]["attributes"]["status"]);

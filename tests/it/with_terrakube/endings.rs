@@ -15,7 +15,7 @@ async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
     let gate = stage.machine().gate();
     let launcher = stage.serve_with(&[
         (env::STATUS_POLL_SECONDS, "1"),
-        (env::REPORT_PATIENCE_SECONDS, "2"),
+        (env::REPORT_PATIENCE_SECONDS, "5"),
     ]);
     let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;

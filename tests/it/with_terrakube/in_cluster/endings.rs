@@ -152,7 +152,7 @@ async fn the_launcher_reports_an_apply_whose_executor_could_not() {
     for release in Release::ALL {
         let run_target = RunTarget::Cluster(Box::new(or_skip!(Fixture::new().await)));
         let stage = Stage::on(run_target, Platform::builder().release(release)).await;
-        let patience = format!("export {}=1\n", env::REPORT_PATIENCE_SECONDS);
+        let patience = format!("export {}=5\n", env::REPORT_PATIENCE_SECONDS);
         let words = quick() + &patience;
         stage.fixture().image_that_first(&words);
         let gate = stage.machine().gate();
