@@ -415,9 +415,7 @@ impl Holder {
     async fn offered(step: &str) -> Self {
         let store = S3::start_open().unwrap();
         let fixture = Fixture::with_store(&store).await;
-        let lease = Self::on(store, fixture, step).await;
-        lease.hub.until_store_asked().await;
-        lease
+        Self::once_asked(store, fixture, step).await
     }
 
     /// The serial in the store.
@@ -436,6 +434,17 @@ impl Holder {
 impl<S> Holder<S> {
     async fn on(store: S, fixture: Fixture, step: &str) -> Self {
         let hub = fixture.serve();
+        Self::at(hub, store, fixture, step).await
+    }
+
+    /// The same, but the hub has asked its store before: a lease that nobody accepts ends after half a minute.
+    async fn once_asked(store: S, fixture: Fixture, step: &str) -> Self {
+        let hub = fixture.serve();
+        hub.until_store_asked().await;
+        Self::at(hub, store, fixture, step).await
+    }
+
+    async fn at(hub: Hub, store: S, fixture: Fixture, step: &str) -> Self {
         let workspace = Workspace::new("https://git.example.test/a.git");
         let workspace = fixture.platform.workspace(workspace);
         let job = NewJob::new(&workspace, Flow::only(step));

@@ -40,8 +40,7 @@ async fn behind_with(
     for (name, value) in settings {
         fixture = fixture.with(name, value);
     }
-    let lease = Holder::on(store, fixture, "terraformApply").await;
-    lease.hub.until_store_asked().await;
+    let lease = Holder::once_asked(store, fixture, "terraformApply").await;
     lease.executor.accept(&lease.lease, "pod").await.ok();
     (front, lease)
 }
