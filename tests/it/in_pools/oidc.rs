@@ -157,22 +157,28 @@ async fn slow_forms_without_a_token_do_not_delay_an_exchange() {
         "POST {} HTTP/1.1\r\nHost: hub\r\nContent-Length: 20000\r\n\r\ngrant_type=",
         path::TOKEN
     );
-    let slow: Vec<_> = (0..640)
-        .map(|_| {
-            let mut stream = TcpStream::connect(hub.address()).unwrap();
-            stream.write_all(head.as_bytes()).unwrap();
-            stream
-        })
-        .collect();
-    let token = fixture.token();
-    let (status, answer) = fixture.exchange(&hub, &token).await;
-    assert_eq!(status, StatusCode::OK, "{answer}");
-    // It did not wait until the newest form ended. The hub ends the oldest ones if there are too many.
-    let newest = slow.last().unwrap();
-    newest.set_nonblocking(true).unwrap();
-    let ended = newest.peek(&mut [0]);
-    let kind = ended.as_ref().map_err(std::io::Error::kind);
-    assert_eq!(kind, Err(ErrorKind::WouldBlock), "{ended:?}");
+    for attempt in 1.. {
+        let slow: Vec<_> = (0..640)
+            .map(|_| {
+                let mut stream = TcpStream::connect(hub.address()).unwrap();
+                stream.write_all(head.as_bytes()).unwrap();
+                stream
+            })
+            .collect();
+        let token = fixture.token();
+        let (status, answer) = fixture.exchange(&hub, &token).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        // It did not wait until the newest form ended. The hub ends the oldest ones if there are too many.
+        let newest = slow.last().unwrap();
+        newest.set_nonblocking(true).unwrap();
+        let ended = newest.peek(&mut [0]);
+        let kind = ended.as_ref().map_err(std::io::Error::kind);
+        if kind == Err(ErrorKind::WouldBlock) {
+            break;
+        }
+        // A form ends after seconds, also if the exchange is slow for another reason. One that waits is always too late.
+        assert!(attempt < 5, "{ended:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
