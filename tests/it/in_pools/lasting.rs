@@ -54,8 +54,8 @@ async fn an_executor_that_was_cut_off_before_its_claim_changes_nothing_later() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_run_that_is_cut_off_for_a_while_completes_and_its_log_says_so_once() {
-    // The executor waits for 70 s. The hub misses its heartbeats after 50.
-    let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "100")]).await;
+    // The executor waits for 110 s. The hub misses its heartbeats after 70.
+    let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "140")]).await;
     run.start_agent();
     let gate = run.fixture.gate();
     let job = run.fixture.start_script(&gate);
@@ -88,7 +88,7 @@ async fn a_run_that_is_cut_off_for_a_while_completes_and_its_log_says_so_once() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_run_that_is_cut_off_for_good_fails_once_and_its_executor_stops() {
-    let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "20")]).await;
+    let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "40")]).await;
     run.start_agent();
     let gate = run.fixture.gate();
     let job = run.fixture.start_script(&gate);

@@ -384,7 +384,7 @@ async fn a_cancellation_of_the_job_is_seen_through_the_relay_and_the_state_is_st
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuses_alone() {
-    let pool = Pool::that_gives_up_after("20").await;
+    let pool = Pool::that_gives_up_after("40").await;
     let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
     pool.proxy.cut();
@@ -416,7 +416,7 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hub_that_is_away_during_an_apply_gets_its_state_when_it_is_back() {
-    let mut pool = Pool::that_gives_up_after("60").await;
+    let mut pool = Pool::that_gives_up_after("300").await;
     let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
     let hub = pool.hub.take().unwrap();
@@ -449,7 +449,7 @@ async fn a_hub_that_is_away_during_an_apply_gets_its_state_when_it_is_back() {
 /// As a gateway that wants a password sends them.
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_with_status_200_are_no_answers() {
-    let pool = Pool::that_gives_up_after("20").await;
+    let pool = Pool::that_gives_up_after("40").await;
     let gate = pool.stage.machine().gate();
     let job = pool
         .stage
@@ -494,7 +494,7 @@ async fn pages_with_status_200_are_no_answers() {
 /// The mode in which an executor has the platform's secret. What goes to the platform goes there straight.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_platforms_secret_only_claim_heartbeats_and_end_go_to_the_hub() {
-    let pool = Pool::that_gives_up_after("20").await;
+    let pool = Pool::that_gives_up_after("40").await;
     let gate = pool.stage.machine().gate();
     let job = pool
         .stage
