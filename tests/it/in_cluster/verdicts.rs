@@ -230,6 +230,7 @@ async fn the_verdict_of_a_run_over_its_deadline_names_the_deadline() {
     fixture.until_over(&apply, "Failed").await;
     let over = |_: &State| (fixture.machine.statuses(&apply).1 == "failed").then_some(());
     fixture.until("the platform is told", over).await;
+    fixture.until_recorded(&apply).await;
     let verdict = &fixture.json(&["explain", &name(&apply)])["verdict"];
     assert_eq!(verdict["kind"], "deadline_exceeded", "{verdict:#}");
     let sentence = verdict["sentence"].as_str().unwrap();
