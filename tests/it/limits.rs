@@ -21,7 +21,7 @@ use crate::machine;
 /// its apply is the machine's affair.
 #[test]
 fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
-    let at_work = [2, 4, 8, 16, 32].into_iter().any(|seconds| {
+    let at_work = [2, 4, 8, 16, 32, 64].into_iter().any(|seconds| {
         let (machine, repository) = (machine(), Repository::fixture());
         let tool = silent(&machine);
         let apply = job::step(StepType::Apply, &repository);

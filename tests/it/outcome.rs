@@ -202,7 +202,7 @@ fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
 #[test]
 fn an_outcome_is_reported_although_the_store_never_answers() {
     // Long enough for what is left of it for the report to be enough on a busy machine.
-    let grace = "20";
+    let grace = "40";
     let (machine, repository) = (machine(), Repository::fixture());
     let scripts = job::scripts(&repository, vec![job::bash(1, "echo the-work-is-done")]);
     machine.queue(&[&scripts]);
