@@ -14,13 +14,13 @@ use crate::schedule::{Fault, InjectionPoint, Run};
 
 /// How long a run may take to reach the point of its fault. If another run's fault delays its release, it waits half a minute
 /// for a launcher that watches, and again for each launcher that is killed meanwhile.
-pub(crate) const ARRIVAL: Duration = Duration::from_mins(4);
+pub(crate) const ARRIVAL: Duration = Duration::from_mins(8);
 /// How long a pod may take to end after its fault.
-pub(crate) const END: Duration = Duration::from_mins(1);
+pub(crate) const END: Duration = Duration::from_mins(3);
 /// How long the work after a gate may take while peers fail.
-pub(crate) const WORK: Duration = Duration::from_mins(1);
+pub(crate) const WORK: Duration = Duration::from_mins(3);
 /// How long the Job of a finished run may stay: longer than its time to live.
-pub(crate) const REMOVAL: Duration = Duration::from_mins(2);
+pub(crate) const REMOVAL: Duration = Duration::from_mins(5);
 /// The method of reports. Executors send requests of other methods all the time.
 const REPORT: &str = "PATCH";
 /// How long a slow peer takes to answer.

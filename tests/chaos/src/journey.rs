@@ -22,7 +22,7 @@ use crate::side::Side;
 use crate::summary::Summary;
 
 /// How long the launchers may need after the last run for leases, reports and the removal of Jobs.
-const CLEANUP_TIMEOUT: Duration = Duration::from_secs(150);
+const CLEANUP_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Options of a journey.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use test_peers::wait::within;
 use test_platform::launcher::address_in;
 
 /// How long a program may take until it listens.
-const LISTENING: Duration = Duration::from_mins(1);
+const LISTENING: Duration = Duration::from_mins(5);
 
 /// A process. It ends when this value is dropped.
 #[derive(Debug)]
