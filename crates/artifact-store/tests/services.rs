@@ -43,9 +43,9 @@ const LARGE: usize = 19 * 1024 * 1024 + 7;
 
 fn timing() -> RequestTiming {
     RequestTiming {
-        connect_timeout: Duration::from_secs(5),
-        read_timeout: Duration::from_secs(10),
-        request_timeout: Duration::from_mins(1),
+        connect_timeout: wait::DEADLINE,
+        read_timeout: wait::DEADLINE,
+        request_timeout: wait::DEADLINE,
         retry_for: Duration::from_secs(1),
         first_pause: Duration::from_millis(10),
         longest_pause: Duration::from_millis(100),

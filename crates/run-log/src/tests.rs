@@ -17,7 +17,7 @@ use test_peers::wait::{self, DEADLINE};
 use super::*;
 
 /// Longer than any of these tests takes, so that a hang fails.
-const LONG: Duration = Duration::from_mins(1);
+const LONG: Duration = DEADLINE;
 /// Longer than the runner lets any test take.
 const NEVER: Duration = Duration::from_hours(1);
 /// More than a pipe and all queues can hold.

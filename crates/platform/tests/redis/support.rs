@@ -6,10 +6,10 @@ use job_contract::chain;
 use platform::java;
 use platform::redis::{Field, Redis, RedisArgs};
 use test_peers::redis::RedisServer;
-use test_peers::wait::until;
+use test_peers::wait::{DEADLINE, until};
 
 /// Longer than any of these tests takes, so that a hang fails.
-pub(crate) const LONG: Duration = Duration::from_mins(1);
+pub(crate) const LONG: Duration = DEADLINE;
 
 pub(crate) fn args(server: &RedisServer) -> RedisArgs {
     RedisArgs {
