@@ -32,7 +32,7 @@ use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
 use test_peers::skips::needed;
 use test_peers::wait::{self, DEADLINE};
 use test_platform::Secret;
-use test_platform::launcher::{self, Endpoint, Launcher};
+use test_platform::launcher::{self, Endpoint, Launcher, READINESS};
 
 use crate::machine;
 
@@ -319,6 +319,15 @@ fn many(job: &JobData, count: usize) -> Vec<JobData> {
 fn unix_time() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap().as_secs()
+}
+
+/// Waits until a launcher is ready. On a busy machine, the API server may not answer in the seconds that it has for that.
+async fn until_ready(endpoint: &Endpoint) {
+    let is_ready = async || match endpoint.get(READINESS).await {
+        Ok(200) => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    wait::until("the launcher is ready", is_ready).await;
 }
 
 /// Delivers every job to one of the doors, and again as the platform does with what is for later, until all are accepted.

@@ -21,9 +21,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
 use test_platform::Secret;
-use test_platform::launcher::{self, Endpoint, READINESS};
+use test_platform::launcher::{self, Endpoint};
 
-use super::{Fixture, LAUNCHER, ROLES, job_data, name, rules};
+use super::{Fixture, LAUNCHER, ROLES, job_data, name, rules, until_ready};
 
 /// Name of the imported base.
 const BASE: &str = "localhost/base";
@@ -278,7 +278,7 @@ async fn a_step_dispatched_to_the_launchers_image_runs_in_the_executors_image() 
         endpoint.get("/actuator/health/liveness").await.unwrap(),
         200
     );
-    assert_eq!(endpoint.get(READINESS).await.unwrap(), 200);
+    until_ready(&endpoint).await;
 
     let good = Repository::fixture();
     let bad = Repository::module("output \"broken\" {\n  value = var.nowhere\n}\n");

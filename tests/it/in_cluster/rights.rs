@@ -12,7 +12,7 @@ use test_cluster::{ADMIN, Cluster, State};
 use test_peers::wait;
 use test_platform::launcher::READINESS;
 
-use super::{Fixture, name, rights, rules};
+use super::{Fixture, name, rights, rules, until_ready};
 
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
 
@@ -56,7 +56,7 @@ pub(super) async fn everything_it_does(fixture: Fixture) {
 
     fixture.told(&["check"]);
     let launcher = fixture.serve();
-    assert_eq!(launcher.endpoint.get(READINESS).await.unwrap(), 200);
+    until_ready(&launcher.endpoint).await;
     launcher.endpoint.accept(&plan).await;
     launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Complete").await;
@@ -120,7 +120,7 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     let output = fixture.machine.step_output(&plan);
     assert!(output.contains("cannot create resource"), "{output}");
     // A launcher that is not ready gets no dispatch, and could fail none.
-    assert_eq!(endpoint.get(READINESS).await.unwrap(), 200);
+    until_ready(&endpoint).await;
     assert!(fixture.state().await.jobs.is_empty());
 }
 
@@ -136,7 +136,7 @@ async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_
     launcher
         .running
         .wait_for(Stream::Stderr, "watches without one");
-    assert_eq!(launcher.endpoint.get(READINESS).await.unwrap(), 200);
+    until_ready(&launcher.endpoint).await;
     launcher.endpoint.accept(&plan).await;
     launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Complete").await;

@@ -26,19 +26,23 @@ const PROBE: Duration = Duration::from_millis(100);
 /// What launchers are told to give the balancer; the rest of it is for a busy machine.
 const DRAIN_SECONDS: &str = "10";
 
-/// Leads to the launcher once it is ready, and no more some time after it is not.
-async fn follow(balancer: &Arc<Proxy>, endpoint: &Endpoint) {
+/// Leads to the launcher once it is ready, and no more some time after it is told to end and is not. Before that, it may be
+/// unready for a moment here, because the API server of a busy machine is slow.
+async fn follow(balancer: &Arc<Proxy>, endpoint: &Endpoint) -> Arc<AtomicBool> {
     let address = endpoint.address;
     wait::until("the launcher is ready", async || is_ready(endpoint).await).await;
     balancer.servers().push(address);
     let (balancer, endpoint) = (Arc::clone(balancer), endpoint.clone());
+    let told = Arc::<AtomicBool>::default();
+    let is_told = Arc::clone(&told);
     tokio::spawn(async move {
-        while is_ready(&endpoint).await {
+        while !is_told.load(Ordering::SeqCst) || is_ready(&endpoint).await {
             tokio::time::sleep(PROBE).await;
         }
         tokio::time::sleep(LATE).await;
         balancer.servers().retain(|server| *server != address);
     });
+    told
 }
 
 async fn is_ready(endpoint: &Endpoint) -> bool {
@@ -110,18 +114,20 @@ async fn three_restarts_under_load_lose_no_dispatch() {
     let mut launchers = Vec::new();
     for _ in 0..2 {
         let launcher = serve();
-        follow(&balancer, &launcher.endpoint.clone()).await;
-        launchers.push(launcher);
+        let told = follow(&balancer, &launcher.endpoint.clone()).await;
+        launchers.push((launcher, told));
     }
     let endpoint = Endpoint::new(balancer.address(), Secret::long());
     let senders = Senders::start(&endpoint, &job::plan(&Repository::fixture()));
 
     for _ in 0..RESTARTS {
         let next = serve();
-        follow(&balancer, &next.endpoint.clone()).await;
-        launchers.push(next);
+        let told = follow(&balancer, &next.endpoint.clone()).await;
+        launchers.push((next, told));
         let before = senders.count();
-        let old = launchers.remove(0).running;
+        let (old, told) = launchers.remove(0);
+        let old = old.running;
+        told.store(true, Ordering::SeqCst);
         old.signal(Signal::SIGTERM);
         let finished = tokio::task::block_in_place(|| old.wait());
         assert_eq!(finished.code(), 0, "{finished}");
