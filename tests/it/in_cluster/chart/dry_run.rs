@@ -14,7 +14,7 @@ use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Cluster};
 use test_peers::skips::needed;
-use test_peers::wait::DEADLINE;
+use test_peers::wait::{self, DEADLINE};
 
 const MANAGER: &str = "mayfly-test";
 
@@ -77,7 +77,19 @@ impl DryRun {
                 .unwrap()
                 .unwrap();
         }
-        self.discovery = Discovery::new(self.client.clone()).run().await.unwrap();
+        // It names them when it has time.
+        let kinds = definitions.iter().map(|definition| {
+            let spec = &definition.spec;
+            GroupVersionKind::gvk(&spec.group, &spec.versions[0].name, &spec.names.kind)
+        });
+        let kinds: Vec<_> = kinds.collect();
+        let client = self.client.clone();
+        let names_all = async || {
+            let found = Discovery::new(client.clone()).run().await.ok()?;
+            let knows = |kind| found.resolve_gvk(kind).is_some();
+            kinds.iter().all(knows).then_some(found)
+        };
+        self.discovery = wait::until("the kinds are known", names_all).await;
     }
 
     /// Whether an object could be made, and each pod of it.
