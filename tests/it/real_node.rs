@@ -11,6 +11,7 @@ mod runs;
 
 use std::fs;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use cluster::Cluster;
 use integration_tests::Repository;
@@ -185,6 +186,8 @@ impl Stage {
         let platform = Platform::builder()
             .redis(&format!("redis://{}", redis.address()))
             .outputs(outputs)
+            // The runs of a dead launcher have no heartbeat for a while, and a busy machine takes its time to find them.
+            .grace(Duration::from_mins(5))
             .reached_at(host)
             .start()
             .await
