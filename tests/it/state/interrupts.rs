@@ -113,7 +113,7 @@ fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
 fn an_executor_that_gets_sigterm_reports_in_time_though_the_store_hangs(tool: Tool) {
     let journey = Journey::planned(tool);
     let executor = journey.executor();
-    let run = executor.env(env::GRACE_PERIOD_SECONDS, "60").start();
+    let run = executor.env(env::GRACE_PERIOD_SECONDS, "30").start();
     tool_at_the_gate(&run);
     let endpoint = &journey.bucket.endpoint;
     let copy = endpoint.hold("PUT", |path| path.ends_with(".raw.json"));
