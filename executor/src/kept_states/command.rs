@@ -233,8 +233,8 @@ impl Keeper<'_> {
             .and_then(|text| StateSummary::read(&text[..]));
         let decided = match (&before, &stored) {
             (Some(_), None) => Err("the stored state is not a whole state".to_owned()),
-            (None, _) if self.is_elsewhere(kept) => {
-                Err("nothing is stored here, and its run had another store: check the settings of the store".to_owned())
+            (None, _) if self.may_be_elsewhere(kept) => {
+                Err("nothing is stored here, and its run may have had another store: check the settings of the store".to_owned())
             }
             _ => decide(&own, stored.as_ref(), &kept.note.state),
         };
@@ -271,11 +271,11 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether a copy on disk is of a run with another store.
-    fn is_elsewhere(&self, kept: &Kept) -> bool {
+    /// Whether a copy on disk may be of a run with another store. A full disk may have taken no note of its store.
+    fn may_be_elsewhere(&self, kept: &Kept) -> bool {
         let here = self.store.reference(&self.key(&kept.name));
-        let noted = kept.note.reference.as_ref();
-        noted.is_some_and(|noted| *noted != here)
+        let is_only_on_disk = kept.file.is_some() && !kept.is_listed;
+        is_only_on_disk && kept.note.reference.as_ref() != Some(&here)
     }
 
     async fn discard(&self, name: Option<&str>) -> Result<String, StepError> {
@@ -401,7 +401,7 @@ mod tests {
     use job_contract::keys::{errored_file, local_backend_state};
     use rstest::rstest;
 
-    use super::super::{keep_on_disk, note_on_disk};
+    use super::super::{NOTE, keep_on_disk, note_on_disk};
     use super::*;
     use crate::terraform::ErroredState;
 
@@ -541,6 +541,23 @@ mod tests {
         let error = fixture.run(STORE).unwrap_err().to_string();
         assert!(error.contains("check the settings of the store"), "{error}");
         assert_eq!(fixture.kept(), 1);
+    }
+
+    /// The disk was full, so it may have taken the copy alone.
+    #[test]
+    fn a_copy_without_a_note_is_not_stored_where_nothing_is() {
+        let fixture = Fixture::new(&["a", "b"], true);
+        let copy = fixture.folder.path().join(errored_file("o", "w", "1", "s"));
+        fs::remove_file(copy.with_extension(NOTE)).unwrap();
+        fs::remove_file(fixture.folder.path().join(local_backend_state("o", "w"))).unwrap();
+        let error = fixture.run(STORE).unwrap_err().to_string();
+        assert!(error.contains("check the settings of the store"), "{error}");
+        assert_eq!(fixture.kept(), 1);
+        fixture.run(FORCE).unwrap();
+        assert_eq!(
+            (fixture.stored()["serial"].as_u64(), fixture.kept()),
+            (Some(7), 0)
+        );
     }
 
     #[rstest]
