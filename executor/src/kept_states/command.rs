@@ -231,6 +231,13 @@ impl Keeper<'_> {
         let stored = before
             .as_ref()
             .and_then(|text| StateSummary::read(&text[..]));
+        // An earlier attempt may have stored it, and was killed before it took it from the list.
+        if let (Some(before), Some(stored)) = (&before, &stored) {
+            let counted = with_serial(&content, stored.serial);
+            if *before == content || counted.is_some_and(|counted| counted[..] == before[..]) {
+                return Ok(stored.serial);
+            }
+        }
         let decided = match (&before, &stored) {
             (Some(_), None) => Err("the stored state is not a whole state".to_owned()),
             (None, _) if self.may_be_elsewhere(kept) => {
@@ -249,8 +256,7 @@ impl Keeper<'_> {
         } else {
             with_serial(&content, serial).ok_or_else(no_state)?.into()
         };
-        // An earlier attempt may have stored it.
-        if let Some(before) = before.filter(|before| force && *before != content) {
+        if let Some(before) = before.filter(|_| force) {
             self.put_aside(kept, before).await?;
         }
         state
@@ -593,6 +599,21 @@ mod tests {
         }
         let aside = fixture.aside();
         assert!(aside.contains(&before), "{aside:?}");
+    }
+
+    /// Otherwise a person would force it, also over what runs have stored since.
+    #[test]
+    fn a_state_that_an_earlier_attempt_has_stored_needs_no_force() {
+        let fixture = Fixture::new(&["a", "b"], true);
+        let copy = fixture.folder.path().join(errored_file("o", "w", "1", "s"));
+        fixture.run(STORE).unwrap();
+        fs::rename(copy.with_extension(STORED), &copy).unwrap();
+        let said = fixture.run(STORE).unwrap();
+        assert!(said.contains("with serial 8"), "{said}");
+        assert_eq!(
+            (fixture.stored()["serial"].as_u64(), fixture.kept()),
+            (Some(8), 0)
+        );
     }
 
     /// Its run was killed before it had stored the copy that it had listed.
