@@ -306,11 +306,7 @@ impl Keeper<'_> {
 
     /// Lets runs plan again.
     async fn settle(&self, kept: &Kept, is_stored: bool) -> Result<(), StepError> {
-        if let Some(path) = &kept.file {
-            let extension = if is_stored { STORED } else { DROPPED };
-            fs::rename(path, path.with_extension(extension))
-                .map_err(|error| StepError::work_folder("could not rename", path, &error))?;
-        }
+        // Without its file, another attempt would not find a state that only the list has.
         if kept.is_listed {
             let (organization, workspace) = (self.of.organization, self.of.workspace);
             let settling = self
@@ -319,6 +315,11 @@ impl Keeper<'_> {
                     list.states.remove(&kept.name);
                 });
             settling.await?;
+        }
+        if let Some(path) = &kept.file {
+            let extension = if is_stored { STORED } else { DROPPED };
+            fs::rename(path, path.with_extension(extension))
+                .map_err(|error| StepError::work_folder("could not rename", path, &error))?;
         }
         Ok(())
     }
@@ -454,13 +455,23 @@ mod tests {
         }
 
         fn run_with(&self, name: Option<&str>, action: Action) -> Result<String, StepError> {
-            let workspace = Workspace {
+            run(self.workspace(), name, action)
+        }
+
+        fn workspace(&self) -> Workspace<'_> {
+            Workspace {
                 organization: "o",
                 workspace: "w",
                 data_dir: self.folder.path(),
                 store: &self.settings,
-            };
-            run(workspace, name, action)
+            }
+        }
+
+        fn keeper(&self) -> Keeper<'_> {
+            Keeper {
+                of: self.workspace(),
+                store: ServedStore::open(&self.settings, &RequestTiming::default()).unwrap(),
+            }
         }
 
         fn write(&self, state: &str) {
@@ -636,6 +647,21 @@ mod tests {
         assert_eq!(fixture.stored()["resources"][1]["name"], "b");
         let left = store.kept_states("o", "w").await.unwrap();
         assert!(left.states.is_empty(), "{left:?}");
+    }
+
+    /// The store fails when the state is taken from the list.
+    #[tokio::test]
+    async fn a_copy_keeps_its_name_while_it_is_listed() {
+        let fixture = Fixture::new(&["a", "b"], true);
+        let keeper = fixture.keeper();
+        let mut kept = keeper.choose(None).await.unwrap();
+        kept.is_listed = true;
+        let broken = Upload::of(Bytes::from_static(b"{"));
+        let list = ObjectKey::kept_states("o", "w");
+        let breaking = keeper.store.put(&list, broken, &Condition::Any);
+        breaking.await.unwrap();
+        keeper.settle(&kept, true).await.unwrap_err();
+        assert!(kept.file.unwrap().exists());
     }
 
     #[test]
