@@ -193,7 +193,9 @@ impl Keeper<'_> {
         if !state.lock(lock.clone()).await? {
             return Err(locked(state.lock_info().await?.as_deref()));
         }
-        let replaced = self.replace(&state, &kept, content, &id, force).await;
+        let replaced = self
+            .replace(&state, &kept, content.clone(), &id, force)
+            .await;
         let unlocked = if state.unlocks_on_condition() {
             state.unlock(&lock).await
         } else {
@@ -204,8 +206,8 @@ impl Keeper<'_> {
             (Err(error), Err(left)) => return Err(error.because(left)),
             (replaced, _) => replaced?,
         };
-        self.settle(&kept, true).await?;
-        unlocked?;
+        let settled = self.settle_stored(&kept, &content).await;
+        unlocked.and(settled)?;
         Ok(format!(
             "The kept state is stored with serial {serial}. Runs plan and apply again. Its copy stays.\n"
         ))
@@ -302,6 +304,15 @@ impl Keeper<'_> {
         let kept = self.choose(name).await?;
         self.settle(&kept, false).await?;
         Ok("The kept state is dropped. Runs plan and apply again. Its copy stays.\n".to_owned())
+    }
+
+    /// Lets runs plan again, unless its run still rescues its state, and has kept a later one under the same name meanwhile.
+    async fn settle_stored(&self, kept: &Kept, stored: &Bytes) -> Result<(), StepError> {
+        if self.content(kept).await? == *stored {
+            return self.settle(kept, true).await;
+        }
+        let text = "its run has kept a later state meanwhile, which is not stored";
+        Err(unusable(text).with_hint("wait until the run has ended, and store that one too"))
     }
 
     /// Lets runs plan again.
@@ -647,6 +658,22 @@ mod tests {
         assert_eq!(fixture.stored()["resources"][1]["name"], "b");
         let left = store.kept_states("o", "w").await.unwrap();
         assert!(left.states.is_empty(), "{left:?}");
+    }
+
+    #[tokio::test]
+    async fn a_later_state_under_the_same_name_stays_kept() {
+        let fixture = Fixture::new(&["a", "b"], true);
+        let keeper = fixture.keeper();
+        let kept = keeper.choose(None).await.unwrap();
+        let content = keeper.content(&kept).await.unwrap();
+        let later = ErroredState::Printed(state(7, &["a", "b", "c"]).into());
+        keep_on_disk(&later, kept.file.as_ref().unwrap()).unwrap();
+        let error = keeper.settle_stored(&kept, &content).await.unwrap_err();
+        assert!(error.to_string().contains("a later state"), "{error}");
+        assert_eq!(keeper.find().await.unwrap().len(), 1);
+        let content = keeper.content(&kept).await.unwrap();
+        keeper.settle_stored(&kept, &content).await.unwrap();
+        assert_eq!(keeper.find().await.unwrap().len(), 0);
     }
 
     /// The store fails when the state is taken from the list.
