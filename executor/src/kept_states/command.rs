@@ -191,7 +191,11 @@ impl Keeper<'_> {
         let id = Uuid::new_v4().to_string();
         let lock = lock_info(&id, &kept.name);
         if !state.lock(lock.clone()).await? {
-            return Err(locked(state.lock_info().await?.as_deref()));
+            let holder = state.lock_info().await?;
+            // The answer to the first request may have been lost.
+            if holder.as_ref() != Some(&lock) {
+                return Err(locked(holder.as_deref()));
+            }
         }
         let replaced = self
             .replace(&state, &kept, content.clone(), &id, force)
