@@ -386,7 +386,16 @@ fn locked(info: Option<&[u8]>) -> StepError {
 
 fn left_lock(id: &str, error: &StoreError) -> StepError {
     let text = format!("the lock `{id}` of this command may have stayed on the state");
-    let hint = format!("release it with `force-unlock {id}` of the tool");
+    let release = format!("release it with `force-unlock {id}` of the tool");
+    let hint = match error {
+        // By then, no service does a late request any more: it would remove the lock of a run that has begun meanwhile.
+        StoreError::Uncertain { .. } => {
+            format!(
+                "wait 20 minutes, because the store may still remove it; if it is there then, {release}"
+            )
+        }
+        _ => release,
+    };
     StepError::infrastructure(text)
         .because(error)
         .with_hint(hint)
@@ -720,6 +729,20 @@ mod tests {
         assert!(error.hint().unwrap().contains("`force-unlock id-1`"));
         let text = locked(Some(b"?")).to_string();
         assert!(text.starts_with("the state is locked, so"), "{text}");
+    }
+
+    /// If it is released, the late request removes the lock of the next run.
+    #[test]
+    fn a_lock_that_may_be_removed_late_is_not_released_at_once() {
+        let object = "b/o.tflock".to_owned();
+        let hint = |error: &StoreError| left_lock("id-1", error).hint().unwrap();
+        let uncertain = hint(&StoreError::Uncertain {
+            object: object.clone(),
+        });
+        assert!(uncertain.starts_with("wait 20 minutes"), "{uncertain}");
+        assert!(uncertain.contains("`force-unlock id-1`"), "{uncertain}");
+        let certain = hint(&StoreError::Changed { object });
+        assert!(certain.starts_with("release it"), "{certain}");
     }
 
     #[test]
