@@ -4,6 +4,7 @@ use bytes::Bytes;
 use job_contract::chain;
 use job_contract::kept_state::KeptStates;
 use job_contract::keys::ObjectKey;
+use serde::de::Error as _;
 
 use crate::error::StoreError;
 use crate::served::ServedStore;
@@ -13,6 +14,10 @@ use crate::transfer::{Condition, Upload};
 pub const UNREADABLE_LIST: &str = "unreadable-list";
 /// The largest list.
 const LARGEST: u64 = 1024 * 1024;
+/// The longest name in it, in bytes.
+const LONGEST_NAME: usize = 255;
+/// How many names runs learn. One holds them back, and a hub sends the names in a document of limited size.
+const NAMES: usize = 64;
 /// How often a list is changed again that somebody else has changed meanwhile.
 const ATTEMPTS: usize = 5;
 
@@ -28,8 +33,8 @@ impl ServedStore {
         self.list_at(&key).await.map(|(list, _)| list)
     }
 
-    /// The names of these states, for runs. If the store refuses to say whether there are any, there are none: otherwise no run with
-    /// such credentials could begin.
+    /// The first names of these states, for runs. If the store refuses to say whether there are any, there are none: otherwise no run
+    /// with such credentials could begin.
     pub async fn names_of_kept_states(
         &self,
         organization: &str,
@@ -45,7 +50,7 @@ impl ServedStore {
                 );
                 Ok(Vec::new())
             }
-            kept => Ok(kept?.states.into_keys().collect()),
+            kept => Ok(kept?.states.into_keys().take(NAMES).collect()),
         }
     }
 
@@ -105,7 +110,7 @@ impl ServedStore {
             return Ok(false);
         };
         let text = content.collect(&key.in_bucket(), LARGEST).await?;
-        if serde_json::from_slice::<KeptStates>(&text).is_ok() {
+        if parse(&text).is_ok() {
             return Ok(false);
         }
         let aside = Upload::of(text);
@@ -124,11 +129,25 @@ impl ServedStore {
         };
         let object = key.in_bucket();
         let text = content.collect(&object, LARGEST).await?;
-        let list = serde_json::from_slice(&text).map_err(|source| StoreError::Unreadable {
+        let list = parse(&text).map_err(|source| StoreError::Unreadable {
             object: self.reference(key),
             source,
         })?;
         Ok((list, condition))
+    }
+}
+
+/// Reads a list. Names become parts of keys, paths and messages, so one that no run has is an error.
+fn parse(text: &[u8]) -> serde_json::Result<KeptStates> {
+    let list: KeptStates = serde_json::from_slice(text)?;
+    let is_name = |name: &String| {
+        let is_odd = |char: char| char == '/' || char.is_control();
+        (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(is_odd)
+    };
+    if list.states.keys().all(is_name) {
+        Ok(list)
+    } else {
+        Err(serde_json::Error::custom("it has a name that no state has"))
     }
 }
 
@@ -157,6 +176,34 @@ mod tests {
         let removed = served.change_kept_states("o", "w", |list| list.states.clear());
         removed.await.unwrap();
         assert!(store.kept_states("o", "w").await.unwrap().is_empty());
+    }
+
+    /// Anybody who can write into the store may have written it.
+    #[tokio::test]
+    async fn a_list_with_odd_names_cannot_be_read_and_one_with_many_holds_runs_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let served = Store::local(folder.path()).served().unwrap().clone();
+        let write = async |names: &[String]| {
+            let states = names
+                .iter()
+                .map(|name| (name.clone(), KeptState::default()));
+            let list = KeptStates {
+                states: states.collect(),
+            };
+            let text = serde_json::to_vec(&list).unwrap();
+            let key = ObjectKey::kept_states("o", "w");
+            let written = served.put(&key, Upload::of(text.into()), &Condition::Any);
+            written.await.unwrap();
+            served.names_of_kept_states("o", "w").await
+        };
+        for odd in ["", "../../../x", "a\nb", &"x".repeat(LONGEST_NAME + 1)] {
+            let error = write(&[odd.to_owned()]).await.unwrap_err();
+            assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
+        }
+        let many: Vec<_> = (0..5000).map(|job| format!("errored-{job}-s")).collect();
+        let names = write(&many).await.unwrap();
+        assert_eq!(names.len(), NAMES);
+        assert!(names.iter().all(|name| many.contains(name)));
     }
 
     #[tokio::test]
