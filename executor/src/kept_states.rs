@@ -5,6 +5,7 @@ pub mod command;
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use job_contract::JobData;
@@ -67,6 +68,25 @@ pub(crate) fn keep_on_disk(errored: &ErroredState, path: &Path) -> io::Result<()
     written.or_else(|error| remove_file_if_present(path).and(Err(error)))
 }
 
+/// Gives the file of the tool a content of its own, if it is a second name of a copy. Scripts that follow may use the tool, which writes
+/// into a file that is there. Without room for two, only the copy stays.
+pub(crate) fn separate(errored: &ErroredState) {
+    let ErroredState::File(file) = errored else {
+        return;
+    };
+    let links = fs::symlink_metadata(file).map(|facts| MetadataExt::nlink(&facts));
+    if !links.is_ok_and(|links| links > 1) {
+        return;
+    }
+    let content = errored.content();
+    let written = content.and_then(|state| write_private_file(file, &state));
+    if written.is_err()
+        && let Err(error) = remove_file_if_present(file)
+    {
+        warn!(%error, path = %file.display(), "the tool can still write over the copy of a state");
+    }
+}
+
 /// Notes what is known about a copy. Without the note, only a person can decide whether it is stored.
 pub(crate) fn note_on_disk(path: &Path, note: &Note) {
     let text = serde_json::to_vec(note).expect("digests are a document");
@@ -121,7 +141,7 @@ fn note_of(path: &Path) -> Note {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -139,5 +159,20 @@ mod tests {
             (facts.is_file(), facts.nlink())
         };
         assert_eq!((links("file"), links("link")), ((true, 2), (true, 1)));
+    }
+
+    /// A script after a failed apply runs the tool, and it cannot store its state either.
+    #[test]
+    fn what_the_tool_writes_later_changes_no_copy() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, copy) = (folder.path().join("file"), folder.path().join("kept/file"));
+        fs::write(&file, "state").unwrap();
+        let errored = ErroredState::File(file.clone());
+        keep_on_disk(&errored, &copy).unwrap();
+        separate(&errored);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "state");
+        // It truncates the file that is there.
+        fs::write(&file, "later").unwrap();
+        assert_eq!(fs::read_to_string(&copy).unwrap(), "state");
     }
 }

@@ -23,7 +23,9 @@ use self::push::Push;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
-use crate::kept_states::{Note, keep_on_disk, note_on_disk, path_on_disk, remove_from_disk};
+use crate::kept_states::{
+    Note, keep_on_disk, note_on_disk, path_on_disk, remove_from_disk, separate,
+};
 use crate::phases::find_kept_state::{list_state, remedy, unlist_state};
 use crate::phases::release_lock;
 use crate::phases::stored_state::{SUMMARY_TIMEOUT, Stored};
@@ -439,6 +441,8 @@ impl Rescue<'_, '_> {
                 Err(_) => (", and no copy of it is left".to_owned(), None),
             }
         };
+        // The rescue is over, so nothing needs its file any more.
+        separate(&self.errored);
         let reason = error.map(|error| format!(": {error}")).unwrap_or_default();
         StateOutcome {
             status: StateStatus::Unknown,
