@@ -12,8 +12,10 @@ use crate::transfer::{Condition, Upload};
 
 /// The name of a list that cannot be read, where names of kept states are wanted. It holds runs back as those do.
 pub const UNREADABLE_LIST: &str = "unreadable-list";
-/// The largest list.
+/// The largest list that is read.
 const LARGEST: u64 = 1024 * 1024;
+/// The largest one that is put aside, by a person and through memory.
+const LARGEST_ASIDE: u64 = 512 * 1024 * 1024;
 /// The longest name in it, in bytes.
 const LONGEST_NAME: usize = 255;
 /// How many names runs learn. One holds them back, and a hub sends the names in a document of limited size.
@@ -109,8 +111,9 @@ impl ServedStore {
         let Some(content) = found else {
             return Ok(false);
         };
-        let text = content.collect(&key.in_bucket(), LARGEST).await?;
-        if parse(&text).is_ok() {
+        let is_too_large = content.size_bytes > LARGEST;
+        let text = content.collect(&key.in_bucket(), LARGEST_ASIDE).await?;
+        if !is_too_large && parse(&text).is_ok() {
             return Ok(false);
         }
         let aside = Upload::of(text);
@@ -127,12 +130,15 @@ impl ServedStore {
         let Some(content) = found else {
             return Ok((KeptStates::default(), condition));
         };
-        let object = key.in_bucket();
-        let text = content.collect(&object, LARGEST).await?;
-        let list = parse(&text).map_err(|source| StoreError::Unreadable {
+        let unreadable = |source| StoreError::Unreadable {
             object: self.reference(key),
             source,
-        })?;
+        };
+        if content.size_bytes > LARGEST {
+            return Err(unreadable(serde_json::Error::custom("it is too large")));
+        }
+        let text = content.collect(&key.in_bucket(), LARGEST).await?;
+        let list = parse(&text).map_err(unreadable)?;
         Ok((list, condition))
     }
 }
@@ -176,6 +182,21 @@ mod tests {
         let removed = served.change_kept_states("o", "w", |list| list.states.clear());
         removed.await.unwrap();
         assert!(store.kept_states("o", "w").await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_list_that_is_too_large_is_named_and_replaced_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let served = Store::local(folder.path()).served().unwrap().clone();
+        let key = ObjectKey::kept_states("o", "w");
+        let padding = usize::try_from(LARGEST).unwrap();
+        let large = Upload::of(format!("{{}}{}", " ".repeat(padding)).into());
+        served.put(&key, large, &Condition::Any).await.unwrap();
+        let error = served.kept_states("o", "w").await.unwrap_err();
+        assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
+        assert!(served.drop_unreadable_list("o", "w").await.unwrap());
+        let list = served.kept_states("o", "w").await.unwrap();
+        assert_eq!(list, KeptStates::default());
     }
 
     /// Anybody who can write into the store may have written it.

@@ -221,7 +221,7 @@ async fn names(
     let kept = store.names_of_kept_states(&task.organization, &task.workspace);
     let kept = match kept.await {
         // Only operations wait for it.
-        Err(error @ (StoreError::Unreadable { .. } | StoreError::TooLarge { .. })) => {
+        Err(error @ StoreError::Unreadable { .. }) => {
             warn!(
                 error = chain(&error),
                 hint = error.hint(),
