@@ -38,6 +38,7 @@ use self::overview::Summary;
 use self::sessions::Sessions;
 use self::viewer::Viewer;
 use super::Hub;
+use super::artifacts::kept;
 use super::failure::Failure;
 use super::forms::Forms;
 use super::passing;
@@ -239,6 +240,7 @@ async fn show_run(
         events: hub.store.events(task.task).await?,
         log: hub.tails.since(task.task, 0),
         kept: hub.store.seen_state(task.task).await?.kept,
+        is_listed: kept::is_listed(hub, &task),
         boundary: pools.get(&task.pool).map(|pool| pool.boundary),
         now: SystemTime::now(),
         task,

@@ -178,6 +178,13 @@ async fn a_step_that_changes_no_state_only_reads_it_unless_the_operator_lets_its
     ));
     assert_eq!(lease.send("POST", &of_one, &first).await.0, OK);
     assert_eq!(lease.serial(), Some(1));
+    // What such a script has made is in its state alone.
+    let key = lease.key().in_bucket();
+    lease.store.put(&key, &state(2, "l")).unwrap();
+    let refused = lease.send("POST", &of_one, &state(3, "l")).await;
+    assert_eq!(refused.0, StatusCode::CONFLICT, "{}", refused.1);
+    assert_eq!(lease.kept().unwrap()["serial"], 3);
+    assert_eq!(lease.listed().await.len(), 1, "{}", refused.1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

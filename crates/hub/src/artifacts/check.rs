@@ -114,10 +114,15 @@ pub(super) const fn is_about_state(why: &Failure) -> bool {
     )
 }
 
-/// Refuses a change by a step that only reads the state, unless the operator lets its scripts change it.
-pub(super) fn may_change(hub: &Hub, task: &TaskView) -> Result<(), Failure> {
+/// Whether a step may change the state. The operator may let scripts do it.
+pub(super) fn changes_state(hub: &Hub, task: &TaskView) -> bool {
     let changes = StepType::parse(&task.kind).is_some_and(StepType::changes_infrastructure);
-    if changes || hub.lets_scripts_change_state(&task.pool) {
+    changes || hub.lets_scripts_change_state(&task.pool)
+}
+
+/// Refuses a change by a step that only reads the state.
+pub(super) fn may_change(hub: &Hub, task: &TaskView) -> Result<(), Failure> {
+    if changes_state(hub, task) {
         return Ok(());
     }
     let text = "only an apply or a destroy changes the state: a step of this type may read it. To let its scripts change it, the \

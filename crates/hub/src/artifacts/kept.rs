@@ -3,21 +3,22 @@
 
 use std::sync::Arc;
 
+use job_contract::chain;
 use job_contract::kept_state::{self, KeptState};
 use job_contract::keys::{Artifact, ObjectKey, errored_state_name};
-use job_contract::{StepType, chain};
 use pool_store::TaskView;
 use tracing::warn;
 
 use super::changes::SAVE;
+use super::check::changes_state;
 use super::upload::Incoming;
 use super::{condition, failed, put};
 use crate::Hub;
 use crate::failure::Failure;
 
-/// What can be done with such a state of a task.
-pub(crate) fn advice(task: &TaskView) -> String {
-    if !is_listed(task) {
+/// What can be done with such a state of a task. `is_listed` is whether runs wait for it.
+pub(crate) fn advice(task: &TaskView, is_listed: bool) -> String {
+    if !is_listed {
         return "compare it with what `state pull` of the tool prints, and store it with `state push` if it is the right one"
             .to_owned();
     }
@@ -30,9 +31,9 @@ pub(crate) fn advice(task: &TaskView) -> String {
     )
 }
 
-/// Whether runs wait for such a state. A step that changes no infrastructure has made nothing.
-fn is_listed(task: &TaskView) -> bool {
-    StepType::parse(&task.kind).is_some_and(StepType::changes_infrastructure)
+/// Whether runs wait for such a state. A step that may not change the state has made nothing.
+pub(crate) fn is_listed(hub: &Hub, task: &TaskView) -> bool {
+    changes_state(hub, task)
 }
 
 /// Keeps a refused state. Returns the reason, with the place of the state. If it cannot be kept, the sender learns that instead.
@@ -43,7 +44,10 @@ pub(super) async fn keep(
     (incoming, why): (Incoming, Failure),
 ) -> Failure {
     match store(hub, task, key, incoming).await {
-        Ok(place) => why.and(&format!("; it is kept in `{place}`: {}", advice(task))),
+        Ok(place) => why.and(&format!(
+            "; it is kept in `{place}`: {}",
+            advice(task, is_listed(hub, task))
+        )),
         Err(failure) => failure,
     }
 }
@@ -63,7 +67,7 @@ async fn store(
 /// Adds the state of a task to the list, if runs wait for it. This comes before the state is kept, so that no kept state is missing
 /// there: if the hub is killed in between, an entry without a state still holds the runs back.
 pub(super) async fn list(hub: &Hub, task: &TaskView) -> Result<(), Failure> {
-    if !is_listed(task) {
+    if !is_listed(hub, task) {
         return Ok(());
     }
     let name = errored_state_name(&task.job, &task.step);
@@ -105,7 +109,7 @@ pub(super) async fn note(
 /// Takes the state of a task from the list, because the task has stored it after all. Also one of which the database knows nothing: a
 /// hub of an earlier version forgets it without this, and a killed hub may have noted it in the list alone.
 pub(super) async fn unlist(hub: &Hub, task: &TaskView) -> Result<(), Failure> {
-    if !is_listed(task) {
+    if !is_listed(hub, task) {
         return Ok(());
     }
     let is_known = hub.store.seen_state(task.task).await?.kept.is_some();

@@ -30,6 +30,8 @@ pub(super) struct RunPage {
     pub(super) log: Option<Part>,
     /// Where a state of the run is that was refused, or could not be stored.
     pub(super) kept: Option<String>,
+    /// Whether runs of the workspace wait for such a state.
+    pub(super) is_listed: bool,
     /// `None`: the pool is no longer in the file of the pools.
     pub(super) boundary: Option<Boundary>,
     pub(super) now: SystemTime,
@@ -81,7 +83,7 @@ fn callout(page: &RunPage) -> Markup {
         @if let Some(kept) = &page.kept {
             div.callout.bad {
                 p.sentence { "A state of this run is not stored. It is kept in " code { (kept) } "." }
-                (advise(&format!("Before the next run, {}.", kept::advice(task))))
+                (advise(&format!("Before the next run, {}.", kept::advice(task, page.is_listed))))
             }
         }
         @if let Some(wait) = task.wait {

@@ -144,6 +144,7 @@ fn run_page(task: TaskView) -> RunPage {
             end: 34,
         }),
         kept: None,
+        is_listed: false,
         boundary: Some(Boundary::Relay),
         now: UNIX_EPOCH + Duration::from_mins(1),
     }
@@ -153,6 +154,7 @@ fn run_page(task: TaskView) -> RunPage {
 fn a_state_that_is_kept_is_named_with_what_to_do() {
     let page = RunPage {
         kept: Some("tfstate/org/ws/state/errored-1-2.raw.json".to_owned()),
+        is_listed: true,
         ..run_page(TaskView {
             kind: "terraformApply".to_owned(),
             ..ended(EndReason::Lost, "")
