@@ -148,6 +148,12 @@ impl StoreError {
         }
     }
 
+    /// Whether the service may have refused because the object does not exist: without the right to list objects, it says no more. A
+    /// caller whom it does not know learns nothing of the object.
+    pub(crate) fn may_be_missing(&self) -> bool {
+        matches!(self, Self::Refused { source, .. } if !UNKNOWN_CALLER.contains(&source.code()))
+    }
+
     /// The next step for the operator.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
@@ -188,6 +194,18 @@ impl StoreError {
 #[error("{0}")]
 pub struct Answer(String);
 
+/// Codes of a service that does not take the credentials, or the time, of any request.
+const UNKNOWN_CALLER: &[&str] = &[
+    "AuthenticationFailed",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidToken",
+    "RequestExpired",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+];
 /// The longest text that is kept of an answer without a code.
 const ANSWER_CHARS: usize = 300;
 
@@ -205,6 +223,11 @@ impl Answer {
 
     pub(crate) fn new(text: impl Into<String>) -> Self {
         Self(text.into())
+    }
+
+    /// The code of the service, if it has given one.
+    fn code(&self) -> &str {
+        self.0.split(':').next().unwrap_or_default()
     }
 }
 
@@ -240,6 +263,27 @@ mod tests {
 
     fn answer(text: &str) -> String {
         Answer::of(&io::Error::other(text.to_owned())).to_string()
+    }
+
+    /// The clock of the machine may be wrong, which the tool corrects for itself.
+    #[test]
+    fn a_caller_that_is_not_known_learns_nothing_of_an_object() {
+        let refused = |answer: &str| StoreError::Refused {
+            service: "S3",
+            object: "o".to_owned(),
+            settings: "keys",
+            source: Answer::new(answer),
+        };
+        for hidden in [
+            "AccessDenied: Access Denied",
+            "AccessDenied",
+            "403 Forbidden",
+        ] {
+            assert!(refused(hidden).may_be_missing(), "{hidden}");
+        }
+        for unknown in ["RequestTimeTooSkewed: too large", "ExpiredToken"] {
+            assert!(!refused(unknown).may_be_missing(), "{unknown}");
+        }
     }
 
     #[test]

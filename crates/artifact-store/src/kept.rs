@@ -43,7 +43,7 @@ impl ServedStore {
         workspace: &str,
     ) -> Result<Vec<String>, StoreError> {
         match self.kept_states(organization, workspace).await {
-            Err(error @ StoreError::Refused { .. }) => {
+            Err(error) if error.may_be_missing() => {
                 tracing::warn!(
                     error = chain(&error),
                     hint = error.hint(),
