@@ -190,7 +190,9 @@ impl Keeper<'_> {
         let state = self.store.state(self.of.organization, self.of.workspace);
         let id = Uuid::new_v4().to_string();
         let lock = lock_info(&id, &kept.name);
-        if !state.lock(lock.clone()).await? {
+        // A service that ignores conditions would replace the lock of somebody else.
+        let is_held = state.lock_info().await?.is_some();
+        if is_held || !state.lock(lock.clone()).await? {
             let holder = state.lock_info().await?;
             // The answer to the first request may have been lost.
             if holder.as_ref() != Some(&lock) {
