@@ -372,8 +372,16 @@ async fn put(
     let (upload, taken) = incoming.into_upload(Box::pin(at_the_end), Arc::clone(&refused));
     let stored = store.put(key, upload, condition).await;
     drop(taken);
+    let Err(error) = stored else {
+        return Ok(());
+    };
     let refused = runtime::lock(&refused).take();
-    stored.map_err(|error| refused.unwrap_or_else(|| failed(&error)))
+    if let Some(why) = refused {
+        return Err(why);
+    }
+    // A sender that has lost its right learns that, and no other reason. Otherwise it repeats the write.
+    check_again(hub, task, when).await?;
+    Err(failed(&error))
 }
 
 /// What must be true of an artifact, so that a write that the store does late replaces no newer one. An executor adds its log to
