@@ -150,7 +150,7 @@ impl StoreError {
 
     /// Whether the service may have refused because the object does not exist: without the right to list objects, it says no more. A
     /// caller whom it does not know learns nothing of the object.
-    pub(crate) fn may_be_missing(&self) -> bool {
+    pub fn may_be_missing(&self) -> bool {
         matches!(self, Self::Refused { source, .. } if !UNKNOWN_CALLER.contains(&source.code()))
     }
 

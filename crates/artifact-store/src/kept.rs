@@ -35,8 +35,8 @@ impl ServedStore {
         self.list_at(&key).await.map(|(list, _)| list)
     }
 
-    /// The first names of these states, for runs. If the store refuses to say whether there are any, there are none: otherwise no run
-    /// with such credentials could begin.
+    /// The first names of these states, for the runs of a hub. If the store refuses to say whether there are any, there are none:
+    /// otherwise no run could begin at a hub with such credentials.
     pub async fn names_of_kept_states(
         &self,
         organization: &str,

@@ -245,7 +245,8 @@ impl Store {
         self.service.open_state(organization, workspace).await
     }
 
-    /// The names of the states that are kept for a workspace and not stored. A hub is asked once.
+    /// The names of the states that are kept for a workspace and not stored. A hub is asked once. [`StoreError::Refused`] says that this
+    /// is not known.
     pub async fn kept_states(
         &self,
         organization: &str,
@@ -257,7 +258,8 @@ impl Store {
         let Some(store) = &self.served else {
             return Ok(Vec::new());
         };
-        store.names_of_kept_states(organization, workspace).await
+        let kept = store.kept_states(organization, workspace).await?;
+        Ok(kept.states.into_keys().collect())
     }
 
     /// The name under which a step publishes its state.

@@ -1,10 +1,11 @@
 //! Refuses an operation in a workspace that has a kept state. The stored state lacks what the kept one has, so the operation would
 //! create it a second time. It also changes the list of kept states for the phases that keep one.
 
-use artifact_store::{BackendSettings, Store, StoreError};
-use job_contract::Exit;
+use artifact_store::{BackendSettings, Store};
 use job_contract::kept_state::{self, KeptState, KeptStates};
 use job_contract::keys::{ObjectKey, errored_state_name};
+use job_contract::{Exit, chain};
+use tracing::warn;
 
 use crate::context::RunContext;
 use crate::error::StepError;
@@ -32,7 +33,20 @@ pub(crate) async fn find_kept_state_again(run: &RunContext<'_>) -> Result<(), St
 
 async fn refuse(run: &RunContext<'_>, store: &Store) -> Result<(), StepError> {
     let (organization, workspace) = (&run.job.organization_id, &run.job.workspace_id);
-    let names = store.kept_states(organization, workspace).await?;
+    let names = match store.kept_states(organization, workspace).await {
+        // Services answer so for a list that does not exist, if the credentials may not list objects. Runs with them begin all the same.
+        Err(error) if error.may_be_missing() => {
+            let hint = error.hint().unwrap_or_default();
+            let text = format!(
+                "WARNING: whether a state of this workspace is kept is not known: {}; {hint}",
+                chain(&error)
+            );
+            warn!("{text}");
+            run.log_failure(&text).await;
+            Vec::new()
+        }
+        names => names?,
+    };
     let on_disk = states_on_disk(&run.folders.data, organization, workspace)?;
     let place = match (names.first(), on_disk.first()) {
         (Some(name), _) => {

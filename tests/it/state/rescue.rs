@@ -156,6 +156,22 @@ fn a_workspace_with_a_kept_state_does_nothing_until_it_is_stored_or_dropped(tool
     }
 }
 
+/// A store answers so for a list that does not exist, if the credentials may not list objects.
+#[test]
+fn a_run_that_may_not_look_for_kept_states_says_so_and_begins() {
+    let (bucket, machine, repository) = (Bucket::new(), machine(), Repository::fixture());
+    let apply = job::step(StepType::Apply, &repository);
+    machine.queue(&[&apply]);
+    let is_list = |path: &str| path.ends_with("/mayflyKeptStates.json");
+    bucket.endpoint.refuse("GET", is_list, usize::MAX);
+    let outcome = bucket.executor(&machine, &apply).run().expect_code(0);
+    let words = "whether a state of this workspace is kept is not known: S3 refused access";
+    for words in [words, env::AWS_SECRET_KEY] {
+        assert!(outcome.log().contains(words), "{outcome}");
+    }
+    assert_eq!(bucket.resources(), ["greeting"]);
+}
+
 /// A script of the run stands for another run, which keeps a state after this one has looked.
 fn a_state_that_is_kept_meanwhile_stops_an_apply(tool: Tool) {
     let machine = machine();

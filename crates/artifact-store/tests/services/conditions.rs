@@ -445,15 +445,17 @@ async fn a_list_of_kept_states_that_cannot_be_read_is_not_replaced() {
         })
     };
     add("first").await.unwrap();
+    let runs = open(settings);
     let refused = [
         add("second").await.unwrap_err(),
         store.kept_states("o", "w").await.unwrap_err(),
+        runs.kept_states("o", "w").await.unwrap_err(),
     ];
     for error in refused {
         assert!(matches!(error, StoreError::Refused { .. }), "{error:?}");
     }
-    let runs = open(settings);
-    assert_eq!(runs.kept_states("o", "w").await.unwrap(), [""; 0]);
+    let names = store.names_of_kept_states("o", "w").await.unwrap();
+    assert_eq!(names, [""; 0]);
     let readable = open(s3_of(&moto));
     assert_eq!(readable.kept_states("o", "w").await.unwrap(), ["first"]);
 }
