@@ -10,6 +10,7 @@ mod endings;
 mod faults;
 mod identity;
 mod images;
+mod kept_states;
 mod one_job;
 mod recorded;
 mod rights;

@@ -30,14 +30,14 @@ use url::Url;
 use crate::machine;
 
 /// A bucket in which the tool locks its state, behind an endpoint.
-struct Bucket {
+pub(crate) struct Bucket {
     _server: S3,
-    endpoint: HttpProxy,
+    pub(crate) endpoint: HttpProxy,
     store: Store,
 }
 
 impl Bucket {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // A second installation leaves the first in force.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = S3::start_open().unwrap();
@@ -66,7 +66,7 @@ impl Bucket {
         }
     }
 
-    fn settings(&self) -> [(&'static str, String); 7] {
+    pub(crate) fn settings(&self) -> [(&'static str, String); 7] {
         [
             (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
             (env::AWS_BUCKET, s3::BUCKET.to_owned()),
@@ -85,7 +85,7 @@ impl Bucket {
     }
 
     /// `api-launcher state`, with the settings of the store that executors have.
-    fn state_command(&self, machine: &Machine, words: &[&str]) -> Finished {
+    pub(crate) fn state_command(&self, machine: &Machine, words: &[&str]) -> Finished {
         self.state_command_at(machine, words, &self.endpoint.url())
     }
 
@@ -124,11 +124,11 @@ impl Bucket {
         self.read(&state_key())
     }
 
-    fn lock(&self) -> Option<Value> {
+    pub(crate) fn lock(&self) -> Option<Value> {
         self.read(&lock_key())
     }
 
-    fn resources(&self) -> Vec<String> {
+    pub(crate) fn resources(&self) -> Vec<String> {
         let state = self.state().unwrap_or_default();
         let resources = state["resources"].as_array().cloned().unwrap_or_default();
         resources
@@ -150,8 +150,12 @@ fn lock_key() -> ObjectKey {
     }
 }
 
-fn is_state(path: &str) -> bool {
+pub(crate) fn is_state(path: &str) -> bool {
     path.ends_with("/terraform.tfstate")
+}
+
+pub(crate) fn is_lock(path: &str) -> bool {
+    path.ends_with(".tflock")
 }
 
 /// The tool shows the command before it runs it, and there the two words are in quotes.

@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 use test_peers::http::{Response, Server, pass_on};
 
-use super::{Bucket, Journey, gated_when, is_state, state_key, tool_at_the_gate};
+use super::{Bucket, Journey, gated_when, is_lock, is_state, state_key, tool_at_the_gate};
 use crate::machine;
 use crate::small_disk::SmallDisk;
 
@@ -418,10 +418,7 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
     let run = journey.executor().start();
     let process = tool_at_the_gate(&run);
     journey.bucket.endpoint.refuse("PUT", is_state, 1);
-    let held = journey
-        .bucket
-        .endpoint
-        .hold("DELETE", |path| path.ends_with(".tflock"));
+    let held = journey.bucket.endpoint.hold("DELETE", is_lock);
     journey.gate.open_blocking();
     held.wait();
     kill(process, Signal::SIGKILL).unwrap();
