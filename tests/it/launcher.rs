@@ -20,6 +20,7 @@ use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
 
 use crate::laptop;
+use crate::small_disk::SmallDisk;
 
 #[track_caller]
 fn expect(finished: Finished, code: i32) -> Finished {
@@ -104,6 +105,36 @@ fn a_folder_with_a_kept_state_does_nothing_until_it_is_dropped() {
     expect(laptop.run(&["state", "drop", ids]), 0);
     let unchanged = expect(run(), 0);
     assert!(unchanged.stdout.contains("No changes"), "{unchanged}");
+}
+
+/// The disk of the machine is full, and the tool cannot write its last resort.
+#[test]
+fn a_state_that_the_disk_of_the_machine_does_not_take_is_held_until_it_does() {
+    let (laptop, folder) = (laptop(""), tempfile::tempdir().unwrap());
+    let gate = Gate::new(folder.path().join("gate"));
+    // What is left of a block is too small for it.
+    let module = format!(
+        "resource \"terraform_data\" \"large\" {{\n  input = format(\"%60000s\", \"x\")\n  provisioner \"local-exec\" {{\n    \
+         command = \"mkdir errored.tfstate; exec cat {}\"\n  }}\n}}\n",
+        gate.path().display()
+    );
+    laptop.write("stack/main.tf", &module);
+    let disk = or_skip!(SmallDisk::mount(laptop.home().as_os_str(), 64 << 20));
+    let stack = laptop.home().join("stack");
+    let run = laptop.command(&["run", stack.to_str().unwrap(), "--auto-approve"]);
+    let start = || integration_tests::Running::start(&mut disk.with_variables_of(&run));
+    let first = start();
+    let at_the_gate = gate.reached();
+    let filler = laptop.home().join("filler");
+    disk.fill(&filler);
+    drop(at_the_gate);
+    first.wait_for(Stream::Stdout, "only the executor has it, in its memory.");
+    fs::remove_file(disk.path(&filler)).unwrap();
+    let first = expect(first.wait(), 1);
+    assert!(first.stdout.contains("The state is stored."), "{first}");
+    assert!(!first.stdout.contains("\"lineage\""), "{first}");
+    let second = expect(start().wait(), 0);
+    assert!(second.stdout.contains("No changes"), "{second}");
 }
 
 #[test]

@@ -46,6 +46,16 @@ impl SmallDisk {
         on_disk
     }
 
+    /// Returns the same with the variables that the command sets, and no others.
+    pub(crate) fn with_variables_of(&self, command: &Command) -> Command {
+        let variables = command.get_envs();
+        let mut on_disk = self.with(command);
+        on_disk
+            .env_clear()
+            .envs(variables.filter_map(|(name, value)| Some((name, value?))));
+        on_disk
+    }
+
     /// The path on the disk, for this process.
     pub(crate) fn path(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.0.pid()));

@@ -848,6 +848,16 @@ async fn the_lock_of_a_killed_executor_is_released_also_by_a_hub_that_was_killed
 /// The tool cannot store the state, and its lock stays at the hub. The executor stores it when the hub is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_that_a_hub_was_not_there_to_take_is_rescued_past_the_lock_of_its_tool() {
+    is_stored_once_a_hub_is_back(true).await;
+}
+
+/// The tool cannot write it either, and prints it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_neither_a_hub_nor_a_disk_takes_is_held_until_a_hub_does() {
+    is_stored_once_a_hub_is_back(false).await;
+}
+
+async fn is_stored_once_a_hub_is_back(has_disk: bool) {
     let (store, port) = (S3::start_open().unwrap(), Port::take().unwrap());
     let fixture = Fixture::with_store(&store).await;
     // The next hub is where this one was.
@@ -861,16 +871,33 @@ async fn a_state_that_a_hub_was_not_there_to_take_is_rescued_past_the_lock_of_it
     let number = NewJob::new(&workspace, Flow::only("terraformApply"));
     let number = fixture.platform.start_job(number);
     let at_the_gate = tokio::task::block_in_place(|| gate.reached());
+    if !has_disk {
+        for process in tree(fixture.executor()) {
+            // Processes of the tool have one folder.
+            let _ = fs::create_dir(format!("/proc/{process}/cwd/errored.tfstate"));
+        }
+        fs::write(fixture.path("data/errored"), "in the way").unwrap();
+    }
     hub.crash();
     kill(fixture.executor(), Signal::SIGTERM).unwrap();
     drop(at_the_gate);
     let log = fixture.runs().remove(0).join("log");
+    let words = if has_disk {
+        "left it in errored.tfstate"
+    } else {
+        "could neither store the state nor write it to disk"
+    };
     let is_left = async || {
         let log = fs::read_to_string(&log).unwrap_or_default();
-        let is_left = log.contains("left it in errored.tfstate");
-        if is_left { Ok(()) } else { Err(log) }
+        if log.contains(words) {
+            Ok(())
+        } else {
+            Err(log)
+        }
     };
     wait::until("a state that is left", is_left).await;
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(!said.contains("\"lineage\""), "{said}");
     let key = ObjectKey::backend_state(
         &fixture.platform.organization(),
         &fixture.platform.job(number).workspace,

@@ -19,14 +19,8 @@ const LARGE: usize = 400_000;
 const SMALL: usize = 30_000;
 
 fn serve(disk: &SmallDisk, fixture: &Fixture) -> Hub {
-    let command = fixture.command();
-    let mut on_disk = disk.with(&command);
-    on_disk.env_clear().envs(
-        command
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    Hub(Launcher::start(&mut on_disk))
+    let mut command = disk.with_variables_of(&fixture.command());
+    Hub(Launcher::start(&mut command))
 }
 
 #[tokio::test(flavor = "multi_thread")]
