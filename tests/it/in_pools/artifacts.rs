@@ -10,7 +10,7 @@ use std::process::Command;
 
 use integration_tests::machine::files_below;
 use integration_tests::{ExecutorRun, Machine, Repository, Running, job};
-use job_contract::keys::{Artifact, ObjectKey, StepIds};
+use job_contract::keys::{Artifact, ObjectKey, StepIds, errored_state_name};
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -314,29 +314,63 @@ async fn an_apply_finds_the_files_of_its_plan() {
     fixture.platform.assert_kept().await;
 }
 
-/// A run has left a state that could not be stored. The list of such states is the same for executors with keys of the store.
+/// Somebody stores another state while a run applies. The hub refuses that of the run.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_workspace_with_a_kept_state_plans_nothing_until_it_is_dropped() {
+async fn a_refused_state_is_kept_and_named_and_nothing_is_planned_until_it_is_dropped() {
     let store = S3::start_open().unwrap();
     let fixture = Fixture::with_store(&store).await;
     let hub = fixture.serve();
     let agent = fixture.start_agent(&hub);
-    let repository = Repository::fixture();
-    let job = fixture.completed(&repository, Flow::plan_apply()).await;
-    let organization = fixture.platform.organization();
-    let list = ObjectKey::kept_states(&organization, &job.workspace);
-    let kept = br#"{"states":{"errored-9-s":{}}}"#;
-    store.put(&list.in_bucket(), kept).unwrap();
-    let start = || {
-        let job = NewJob::new(&job.workspace, Flow::plan_apply());
-        fixture.platform.start_job(job)
+    let gate = fixture.gate();
+    let repository = gate.repository();
+    let workspace = Workspace::new(&repository.url());
+    let workspace = fixture.platform.workspace(workspace);
+    let start = |flow| fixture.platform.start_job(NewJob::new(&workspace, flow));
+    let number = start(Flow::only("terraformApply"));
+    let at_the_gate = tokio::task::block_in_place(|| gate.reached());
+    let client = fixture.client(&hub);
+    let shown = async |path: &str| {
+        let request = client.plain(Method::GET, path);
+        let request = request.bearer_auth(fixture.token.reveal());
+        let text = request.send().await.unwrap().text().await.unwrap();
+        serde_json::from_str::<Value>(&text).expect(&text)
     };
-    let refused = fixture.platform.until_job(start(), Status::Failed).await;
+    let open = shown("/pools/eu/runs").await;
+    let run = open["runs"][0]["run"].as_str().unwrap();
+    let job = fixture.platform.job(number);
+    let organization = fixture.platform.organization();
+    let key = ObjectKey::backend_state(&organization, &job.workspace);
+    let of_somebody = json!({"version": 4, "terraform_version": "1.0.0", "serial": 7, "lineage": "of-somebody", "outputs": {},
+        "resources": []});
+    let of_somebody = of_somebody.to_string();
+    let content = of_somebody.as_bytes();
+    store.put(&key.in_bucket(), content).unwrap();
+    drop(at_the_gate);
+
+    let failed = fixture.platform.until_job(number, Status::Failed).await;
+    let step = failed.step_of("terraformApply");
+    let name = errored_state_name(&number.to_string(), &step.id);
+    let kept = ObjectKey::state_raw(&organization, &job.workspace, &name).in_bucket();
+    let made: Value = serde_json::from_str(&store.object(&kept).unwrap().unwrap()).unwrap();
+    assert_eq!(made["resources"].as_array().map(Vec::len), Some(3));
+    let stored = store.object(&key.in_bucket()).unwrap();
+    assert_eq!(stored, Some(of_somebody));
+    let ids = format!("{organization}/{}", job.workspace);
+    let command = |verb: &str| format!("`api-launcher state {verb} {ids}`");
+    let log = fixture.platform.step_output(number, &step.id).unwrap();
+    let changed = "somebody has changed the state since this run has read or stored it";
+    for words in [changed, &kept, &command("store"), &command("drop")] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+    let shown = shown(&format!("/pools/eu/runs/{run}")).await;
+    let place = shown["keptState"].as_str().unwrap();
+    assert!(place.contains(&kept), "{shown}");
+
+    let refused = start(Flow::plan_apply());
+    let refused = fixture.platform.until_job(refused, Status::Failed).await;
     let step = refused.step_of("terraformPlan");
     let log = fixture.platform.step_output(refused.id, &step.id).unwrap();
-    let ids = format!("{organization}/{}", job.workspace);
-    let command = format!("`api-launcher state drop {ids}`");
-    for words in ["errored-9-s", &*command, "the store of the hub"] {
+    for words in [&*name, &command("drop"), "the store of the hub"] {
         assert!(log.contains(words), "{words}: {log}");
     }
 
@@ -348,7 +382,9 @@ async fn a_workspace_with_a_kept_state_plans_nothing_until_it_is_dropped() {
         .envs(settings(&store));
     let dropped = tokio::task::block_in_place(|| Running::start(&mut command).wait());
     assert_eq!(dropped.code(), 0, "{dropped}");
-    fixture.platform.until_job(start(), Status::Completed).await;
+    let planned = start(Flow::plan_apply());
+    gate.open().await;
+    fixture.platform.until_job(planned, Status::Completed).await;
     drop(agent.kill());
 }
 
