@@ -1,7 +1,7 @@
 //! Refuses an operation in a workspace that has a kept state. The stored state lacks what the kept one has, so the operation would
 //! create it a second time. It also changes the list of kept states for the phases that keep one.
 
-use artifact_store::{BackendSettings, Store};
+use artifact_store::{BackendSettings, Store, StoreError};
 use job_contract::kept_state::{self, KeptState, KeptStates};
 use job_contract::keys::{ObjectKey, errored_state_name};
 use job_contract::{Exit, chain};

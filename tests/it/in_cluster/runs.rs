@@ -1,7 +1,7 @@
 //! A plan and its apply, each as a Job.
 
 use integration_tests::{Repository, job};
-use job_contract::JobData;
+use job_contract::{JobData, StepType};
 use serde_json::json;
 use test_cluster::ADMIN;
 
@@ -72,4 +72,24 @@ async fn a_plan_and_its_apply_run_as_two_jobs() {
         Vec::<String>::new(),
         "a pod asked the API server"
     );
+}
+
+/// As if what collects the logs of containers had gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_completes_in_a_pod_whose_streams_have_no_reader() {
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
+    let apply = job::step(StepType::Apply, &repository);
+    fixture.machine.queue(&[&apply]);
+    fixture.image_that_first(
+        "pipe=$(mktemp -u)\nmkfifo \"$pipe\"\nexec 3<>\"$pipe\"\nexec >\"$pipe\" 2>&1 3>&-\nrm \"$pipe\"",
+    );
+    let launcher = fixture.serve();
+    launcher.endpoint.accept(&apply).await;
+    fixture.until_over(&apply, "Complete").await;
+    assert_eq!(
+        fixture.machine.resources(&apply),
+        ["terraform_data.greeting"]
+    );
+    let output = fixture.machine.step_output(&apply);
+    assert!(output.contains("Apply complete!"), "{output}");
 }

@@ -185,6 +185,10 @@ async fn a_step_that_changes_no_state_only_reads_it_unless_the_operator_lets_its
     assert_eq!(refused.0, StatusCode::CONFLICT, "{}", refused.1);
     assert_eq!(lease.kept().unwrap()["serial"], 3);
     assert_eq!(lease.listed().await.len(), 1, "{}", refused.1);
+
+    let scripts = Holder::accepted_of("customScripts").await;
+    assert_eq!(scripts.send("GET", "state", b"").await.0, OK);
+    assert_eq!(scripts.write(1, "l").await.0, StatusCode::FORBIDDEN);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -388,6 +388,10 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
     let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
     pool.proxy.cut();
+    let why = "stopped because its hub has not answered for";
+    tokio::task::block_in_place(|| executor.running.wait_for(Stream::Stdout, why));
+    let so_far = pool.platform().job(job).step_statuses();
+    assert_eq!(so_far, [Status::Running], "it was given up before");
     pool.platform().until_job(job, Status::Failed).await;
     let before = pool.stage.history(job);
     pool.proxy.heal();
