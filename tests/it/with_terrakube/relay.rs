@@ -5,7 +5,9 @@ use flate2::write::GzEncoder;
 use integration_tests::machine::{RunningExecutor, files_below};
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::{ExecutorRun, Gate, Outcome, Repository};
+use integration_tests::{ExecutorRun, FakeTool, Gate, Outcome, Repository};
+use job_contract::keys::ObjectKey;
+use job_contract::report::StateStatus;
 use job_contract::{JobData, env};
 use pool_protocol::id::InstanceId;
 use pool_protocol::path::{self, LeaseCall};
@@ -416,6 +418,33 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
     let calls = pool.calls(&lease, "").into_iter();
     let refused = calls.filter(|call| call.status == 409);
     assert_ne!(refused.count(), 0);
+}
+
+/// No real tool can be made to do this: the backends that lead elsewhere are refused before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_whose_state_the_hub_does_not_have_has_failed_and_its_state_is_kept() {
+    let pool = Pool::new().await;
+    let state = r#"{"version":4,"serial":3,"lineage":"of-the-tool","outputs":{},"resources":[{}]}"#;
+    let tool = FakeTool::new().on("state", &format!("echo '{state}'"));
+    let flow = Flow::only("terraformApply");
+    let job = pool.stage.start(Repository::fixture(), flow);
+    let lease = pool.next_step().await;
+    let executor = pool.executor(&lease).env("PATH", tool.path());
+    let outcome = wait(executor.start()).expect_code(1);
+    let words = "not where the platform reads it";
+    assert!(outcome.error().contains(words), "{outcome}");
+    assert_eq!(outcome.report().state, Some(StateStatus::Kept), "{outcome}");
+    let task = &lease.task;
+    let kept = ObjectKey::errored_state(
+        &task.organization_id,
+        &task.workspace_id,
+        &task.job_id,
+        &task.step_id,
+    );
+    let kept = std::fs::read_to_string(pool.stage.machine().object(&kept)).unwrap();
+    assert_eq!(kept.trim_end(), state);
+    pool.platform().until_job(job, Status::Failed).await;
+    assert!(pool.platform().records().histories.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
