@@ -107,6 +107,29 @@ fn a_folder_with_a_kept_state_does_nothing_until_it_is_dropped() {
     assert!(unchanged.stdout.contains("No changes"), "{unchanged}");
 }
 
+#[test]
+fn a_folder_whose_state_would_be_elsewhere_is_not_run() {
+    let elsewhere = "terraform {\n  backend \"local\" {\n    path = \"elsewhere\"\n  }\n}\n";
+    for (file, variable, words) in [
+        (None, Some("TF_WORKSPACE=prod"), "`TF_WORKSPACE`"),
+        (Some("stack/zz_override.tf"), None, "`zz_override.tf`"),
+    ] {
+        let laptop = laptop(ROOT_MODULE);
+        if let Some(file) = file {
+            laptop.write(file, elsewhere);
+        }
+        let mut args = vec!["run", "stack", "--auto-approve"];
+        args.extend(
+            variable
+                .into_iter()
+                .flat_map(|variable| ["--env", variable]),
+        );
+        let refused = expect(laptop.run(&args), 1);
+        assert!(refused.stdout.contains(words), "{refused}");
+        assert_eq!(laptop.state(), None, "{refused}");
+    }
+}
+
 /// The disk of the machine is full, and the tool cannot write its last resort.
 #[test]
 fn a_state_that_the_disk_of_the_machine_does_not_take_is_held_until_it_does() {
