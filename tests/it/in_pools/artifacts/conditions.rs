@@ -1,10 +1,12 @@
 //! Hubs whose store ignores conditions: what they say of it, and when they give a lock again.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use base64::Engine as _;
+use integration_tests::Running;
 use job_contract::env;
 use reqwest::StatusCode;
 use test_peers::http::{Request, Response, Server, pass_on};
@@ -122,6 +124,18 @@ async fn a_hub_says_what_its_store_ignores_and_still_looks_before_it_writes() {
         let line = format!("mayfly_artifact_store_conditions{{change=\"{change}\"}} 0");
         lease.hub.until_metric(&line).await;
     }
+    let hub = lease.fixture.command();
+    let variables = hub.get_envs();
+    let variables = variables.filter_map(|(name, value)| Some((name, value?)));
+    let mut check = Command::new(crate::LAUNCHER);
+    check
+        .args(["check", "--target", "none", "--pools", "any.yaml"])
+        .args(["-o", "json"])
+        .env_clear()
+        .envs(variables);
+    let checked = tokio::task::block_in_place(|| Running::start(&mut check).wait());
+    let words = "are not kept for these changes";
+    assert!(checked.stdout.contains(words), "{checked}");
     assert_eq!(lease.write(1, "l").await.0, OK);
     let key = lease.key().in_bucket();
     lease.store.put(&key, &state(5, "l")).unwrap();
