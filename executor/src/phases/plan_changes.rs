@@ -77,7 +77,8 @@ async fn plan_and_store(
             store_and_show(context, env, &mut structured).await?
         } else {
             // The log has the tool's own rendering already.
-            run.phase(Phase::Store, store_plan(context)).await?
+            let store = Box::pin(store_plan(context));
+            run.phase(Phase::Store, store).await?
         });
     }
     let counted = structured.counts();
@@ -214,7 +215,7 @@ async fn store_and_show(
     let run = context.run;
     let mut rendered = pin!(maybe_done(render_plan(context, env)));
     let store = async {
-        let store = pin!(store_plan(context));
+        let store = Box::pin(store_plan(context));
         match select(store, &mut rendered).await {
             Either::Left((stored, _)) => stored,
             Either::Right(((), store)) => store.await,
