@@ -110,9 +110,9 @@ fn a_folder_with_a_kept_state_does_nothing_until_it_is_dropped() {
 #[test]
 fn a_folder_whose_state_would_be_elsewhere_is_not_run() {
     let elsewhere = "terraform {\n  backend \"local\" {\n    path = \"elsewhere\"\n  }\n}\n";
-    for (file, variable, words) in [
-        (None, Some("TF_WORKSPACE=prod"), "`TF_WORKSPACE`"),
-        (Some("stack/zz_override.tf"), None, "`zz_override.tf`"),
+    for (file, variable, code, words) in [
+        (None, Some("TF_WORKSPACE=prod"), 1, "`TF_WORKSPACE`"),
+        (Some("stack/zz_override.tf"), None, 65, "`zz_override.tf`"),
     ] {
         let laptop = laptop(ROOT_MODULE);
         if let Some(file) = file {
@@ -124,8 +124,8 @@ fn a_folder_whose_state_would_be_elsewhere_is_not_run() {
                 .into_iter()
                 .flat_map(|variable| ["--env", variable]),
         );
-        let refused = expect(laptop.run(&args), 1);
-        assert!(refused.stdout.contains(words), "{refused}");
+        let refused = expect(laptop.run(&args), code);
+        assert!(refused.to_string().contains(words), "{refused}");
         assert_eq!(laptop.state(), None, "{refused}");
     }
 }
