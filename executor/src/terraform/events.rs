@@ -10,7 +10,8 @@ use serde_json::{Deserializer, Value};
 
 use crate::process::Consumer;
 use crate::terraform::event_state::EventState;
-use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
+use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
+use crate::terraform::state_summary::StateSummary;
 
 /// The longest event that is parsed, because an event is kept in memory. Known events are much smaller.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
@@ -93,7 +94,7 @@ impl EventStream {
             return;
         }
         let state = std::mem::take(&mut self.state);
-        if may_be_state && RawState::parse(&state).is_some_and(|state| !state.lineage.is_empty()) {
+        if may_be_state && is_state(&state) {
             self.events.state(state.into());
         } else {
             text.extend_from_slice(&state);
@@ -106,7 +107,11 @@ fn is_state_line(line: &[u8]) -> bool {
     STATE_LINE_BEGINS
         .iter()
         .any(|begin| line.starts_with(begin))
-        && RawState::parse(line).is_some_and(|state| !state.lineage.is_empty())
+        && is_state(line)
+}
+
+fn is_state(text: &[u8]) -> bool {
+    StateSummary::read(text).is_some()
 }
 
 /// The state in an event, byte for byte: a parser could round large numbers.
@@ -235,6 +240,7 @@ mod tests {
     fn only_a_real_state_counts_as_a_state() {
         for state in [
             r#"{"version":4,"serial":1,"lineage":"l","outputs":{},"resources":[]}"#,
+            r#"{"version":4,"serial":0,"lineage":"","outputs":{},"resources":[]}"#,
             r#"{"serial":1,"lineage":"l","meta":{},"encrypted_data":"x","encryption_version":"v0"}"#,
         ] {
             assert!(is_state_line(state.as_bytes()), "{state}");
