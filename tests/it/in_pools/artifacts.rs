@@ -340,8 +340,12 @@ async fn a_refused_state_is_kept_and_named_and_nothing_is_planned_until_it_is_dr
     let job = fixture.platform.job(number);
     let organization = fixture.platform.organization();
     let key = ObjectKey::backend_state(&organization, &job.workspace);
+    // It has something: an empty state may be replaced.
+    let instance = json!({"schema_version": 0, "attributes": {"id": "x"}});
+    let resource = json!({"mode": "managed", "type": "terraform_data", "name": "other",
+        "provider": "provider[\"terraform.io/builtin/terraform\"]", "instances": [instance]});
     let of_somebody = json!({"version": 4, "terraform_version": "1.0.0", "serial": 7, "lineage": "of-somebody", "outputs": {},
-        "resources": []});
+        "resources": [resource]});
     let of_somebody = of_somebody.to_string();
     let content = of_somebody.as_bytes();
     store.put(&key.in_bucket(), content).unwrap();
@@ -358,7 +362,7 @@ async fn a_refused_state_is_kept_and_named_and_nothing_is_planned_until_it_is_dr
     let ids = format!("{organization}/{}", job.workspace);
     let command = |verb: &str| format!("`api-launcher state {verb} {ids}`");
     let log = fixture.platform.step_output(number, &step.id).unwrap();
-    let changed = "somebody has changed the state since this run has read or stored it";
+    let changed = "somebody has changed it meanwhile";
     for words in [changed, &kept, &command("store"), &command("drop")] {
         assert!(log.contains(words), "{words}: {log}");
     }
