@@ -56,6 +56,15 @@ fn open(settings: StoreSettings) -> Store {
     open_with(settings, &timing())
 }
 
+/// Opens the store of a real server, which may be busy with other tests.
+fn open_busy(settings: StoreSettings) -> Store {
+    let timing = RequestTiming {
+        retry_for: wait::DEADLINE,
+        ..timing()
+    };
+    open_with(settings, &timing)
+}
+
 fn open_with(settings: StoreSettings, timing: &RequestTiming) -> Store {
     // A second installation leaves the first in force.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -192,7 +201,7 @@ async fn missing_and_empty_objects_differ(store: &Store, folder: &TempDir) {
 #[tokio::test]
 async fn s3_keeps_what_it_is_given() {
     let server = S3::start().unwrap();
-    let store = open(s3_of(&server));
+    let store = open_busy(s3_of(&server));
     keeps_what_it_is_given(&store).await;
     let key = ObjectKey::plan("o", "w", "1", "s");
     let expected = format!(
@@ -206,7 +215,7 @@ async fn s3_keeps_what_it_is_given() {
 #[tokio::test]
 async fn azure_keeps_what_it_is_given() {
     let server = Azurite::start().unwrap();
-    let store = open(azure_of(&server));
+    let store = open_busy(azure_of(&server));
     keeps_what_it_is_given(&store).await;
     // As the stock executor's client writes it.
     let stock = format!(
@@ -222,7 +231,7 @@ async fn azure_keeps_what_it_is_given() {
 #[tokio::test]
 async fn containers_are_made_once_however_many_runs_begin() {
     let server = Azurite::start().unwrap();
-    let store = open(azure_of(&server));
+    let store = open_busy(azure_of(&server));
     let keys = ["a", "b", "c"].map(|step| ObjectKey::step_output("o", "1", step));
     let [a, b, c] = &keys;
     let (a, b, c) = tokio::join!(store.put(a, "a"), store.put(b, "b"), store.put(c, "c"));
@@ -234,7 +243,7 @@ async fn containers_are_made_once_however_many_runs_begin() {
 #[tokio::test]
 async fn gcs_keeps_what_it_is_given() {
     let server = Gcs::start().unwrap();
-    let store = open(gcs_at(&server, gcs::BUCKET));
+    let store = open_busy(gcs_at(&server, gcs::BUCKET));
     let folder = tempfile::tempdir().unwrap();
     small_objects_come_back(&store, &folder).await;
     missing_and_empty_objects_differ(&store, &folder).await;
