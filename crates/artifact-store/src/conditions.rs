@@ -1,7 +1,7 @@
 //! Asks a store which conditions it keeps. Services that are compatible with S3 may ignore or refuse them, in part or altogether.
 
 use crate::error::StoreError;
-use crate::service::StatePlace;
+use crate::state_place::StatePlace;
 use crate::transfer::{Condition, PART_BYTES, Upload};
 
 /// A change that can have a condition.

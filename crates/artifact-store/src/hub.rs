@@ -630,15 +630,6 @@ impl ObjectService for HubStore {
         }
     }
 
-    async fn open_state(
-        &self,
-        _organization: &str,
-        _workspace: &str,
-    ) -> Result<Option<Content>, StoreError> {
-        // The lease names the workspace. Whoever asks only compares, so the run has not seen it.
-        self.state(true).await
-    }
-
     async fn state_name(&self) -> Result<String, StoreError> {
         Ok(self.artifacts().await?.state_name.clone())
     }

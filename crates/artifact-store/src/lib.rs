@@ -25,6 +25,7 @@ mod served;
 mod service;
 mod settings;
 mod state_backend;
+mod state_place;
 mod transfer;
 
 use std::path::Path;
@@ -76,9 +77,14 @@ enum Given<'g> {
 #[derive(Clone, Debug)]
 pub struct Store {
     service: Arc<dyn ObjectService>,
-    hub: Option<HubStore>,
-    /// `None`: it is the store of a hub.
-    served: Option<ServedStore>,
+    kind: Kind,
+}
+
+/// Whose store it is, and what only that kind can do.
+#[derive(Clone, Debug)]
+enum Kind {
+    Hub(HubStore),
+    Own(ServedStore),
 }
 
 impl Store {
@@ -90,8 +96,7 @@ impl Store {
     fn of_service(service: Arc<dyn ServedService>) -> Self {
         Self {
             service: service.clone(),
-            hub: None,
-            served: Some(ServedStore::of_service(service)),
+            kind: Kind::Own(ServedStore::of_service(service)),
         }
     }
 
@@ -109,19 +114,24 @@ impl Store {
     pub fn of_hub(store: HubStore) -> Self {
         Self {
             service: Arc::new(store.clone()),
-            hub: Some(store),
-            served: None,
+            kind: Kind::Hub(store),
         }
     }
 
     /// The store of a hub, if this is one. It keeps the state of the workspace too.
     pub fn hub(&self) -> Option<&HubStore> {
-        self.hub.as_ref()
+        match &self.kind {
+            Kind::Hub(hub) => Some(hub),
+            Kind::Own(_) => None,
+        }
     }
 
     /// The same store with its conditions, and with the states of workspaces. `None` for the store of a hub.
     pub fn served(&self) -> Option<&ServedStore> {
-        self.served.as_ref()
+        match &self.kind {
+            Kind::Hub(_) => None,
+            Kind::Own(store) => Some(store),
+        }
     }
 
     /// The reference by which the platform knows an object. The object need not exist yet.
@@ -179,11 +189,10 @@ impl Store {
 
     /// Whether an object has this content.
     async fn has(&self, key: &ObjectKey, given: Given<'_>) -> Result<bool, StoreError> {
-        let found = match &self.served {
-            Some(store) => store.read(key).await?,
-            None => None,
+        let Some(store) = self.served() else {
+            return Ok(false);
         };
-        let Some(found) = found else {
+        let Some(found) = store.read(key).await? else {
             return Ok(false);
         };
         let own = match given {
@@ -242,7 +251,11 @@ impl Store {
         organization: &str,
         workspace: &str,
     ) -> Result<Option<Content>, StoreError> {
-        self.service.open_state(organization, workspace).await
+        match &self.kind {
+            // The lease names the workspace. Whoever asks only compares, so the run has not seen it.
+            Kind::Hub(hub) => hub.state(true).await,
+            Kind::Own(store) => store.state(organization, workspace).open().await,
+        }
     }
 
     /// The names of the states that are kept for a workspace and not stored. A hub is asked once. [`StoreError::Refused`] says that this
@@ -252,14 +265,13 @@ impl Store {
         organization: &str,
         workspace: &str,
     ) -> Result<Vec<String>, StoreError> {
-        if let Some(hub) = &self.hub {
-            return Ok(hub.artifacts().await?.kept.clone());
+        match &self.kind {
+            Kind::Hub(hub) => Ok(hub.artifacts().await?.kept.clone()),
+            Kind::Own(store) => {
+                let kept = store.kept_states(organization, workspace).await?;
+                Ok(kept.states.into_keys().collect())
+            }
         }
-        let Some(store) = &self.served else {
-            return Ok(Vec::new());
-        };
-        let kept = store.kept_states(organization, workspace).await?;
-        Ok(kept.states.into_keys().collect())
     }
 
     /// The name under which a step publishes its state.

@@ -20,8 +20,9 @@ use crate::conditions::KeptConditions;
 use crate::digest::{Digest, Hasher};
 use crate::error::{FOLDER, OBJECT, SOURCE, StoreError, TARGET};
 use crate::object_name::key_of;
-use crate::service::{ObjectService, ServedService, StatePlace};
+use crate::service::{ObjectService, ServedService};
 use crate::state_backend::BackendSettings;
+use crate::state_place::StatePlace;
 use crate::transfer::{Check, Condition, Content, Upload};
 use runtime::private_file::private_folder;
 use runtime::regular_file;
@@ -161,14 +162,6 @@ impl ObjectService for Local {
             Ok(Some(bytes.into()))
         })
         .await
-    }
-
-    async fn open_state(
-        &self,
-        organization: &str,
-        workspace: &str,
-    ) -> Result<Option<Content>, StoreError> {
-        self.state(organization, workspace).open().await
     }
 
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {

@@ -11,8 +11,9 @@ use uuid::Uuid;
 use crate::conditions::{Change, KeptConditions};
 use crate::error::StoreError;
 use crate::request::RequestTiming;
-use crate::service::{ServedService, StatePlace};
+use crate::service::ServedService;
 use crate::settings::StoreSettings;
+use crate::state_place::StatePlace;
 use crate::transfer::{Condition, Content, Upload};
 
 /// A store whose objects a hub passes on. Clones share it.

@@ -4,7 +4,6 @@
 use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,6 +16,7 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::request::Health;
 use crate::state_backend::BackendSettings;
+use crate::state_place::StatePlace;
 use crate::transfer::{Condition, Content, Upload};
 
 /// One kind of store.
@@ -50,13 +50,6 @@ pub(crate) trait ObjectService: Debug + Send + Sync {
 
     /// Reads an object; `None` if it does not exist.
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError>;
-
-    /// Opens the state of a workspace, where the tool's own backend keeps it; `None` if there is none.
-    async fn open_state(
-        &self,
-        organization: &str,
-        workspace: &str,
-    ) -> Result<Option<Content>, StoreError>;
 
     /// The name under which a state is published.
     async fn state_name(&self) -> Result<String, StoreError> {
@@ -104,36 +97,5 @@ pub(crate) trait ServedService: ObjectService {
     async fn ask_conditions(&self, name: &str) -> Result<KeptConditions, StoreError> {
         let place = self.state(keys::OF_HUB, name);
         conditions::ask(&*place).await
-    }
-}
-
-/// The place of a workspace's state, with the lock that the tool's own backend takes there.
-#[async_trait]
-pub(crate) trait StatePlace: Send + Sync {
-    async fn open(&self) -> Result<Option<Content>, StoreError>;
-    /// Replaces the state. `lock` is the id of the lock that the caller has.
-    async fn put(
-        &self,
-        upload: Upload,
-        lock: Option<&str>,
-        condition: &Condition,
-    ) -> Result<(), StoreError>;
-    /// Removes the state. `lock` is the id of the lock that the caller has.
-    async fn delete(&self, lock: Option<&str>, condition: &Condition) -> Result<(), StoreError>;
-    /// Whether the store has a lock.
-    fn has_lock(&self) -> bool;
-    /// Takes the lock. `false` if somebody has it.
-    async fn lock(&self, info: Bytes) -> Result<bool, StoreError>;
-    /// Whether the lock is an object. Whoever deletes it then releases it, unless the service keeps the condition of the delete.
-    fn lock_is_object(&self) -> bool {
-        false
-    }
-    /// What the holder of the lock has written; `None` if nobody has it.
-    async fn lock_info(&self) -> Result<Option<Bytes>, StoreError>;
-    /// Releases the lock that has this description.
-    async fn unlock(&self, info: &[u8]) -> Result<(), StoreError>;
-    /// Does the same with one request at most that the service may do late. `since` is when that was decided.
-    async fn unlock_once(&self, info: &[u8], _since: SystemTime) -> Result<(), StoreError> {
-        self.unlock(info).await
     }
 }

@@ -25,9 +25,10 @@ use crate::digest::Digest;
 use crate::error::{Answer, StoreError};
 use crate::object_name::key_of;
 use crate::request::{Health, RequestTiming, check_tls};
-use crate::service::{ObjectService, ServedService, StatePlace};
+use crate::service::{ObjectService, ServedService};
 use crate::settings::AzureSettings;
 use crate::state_backend::{AzureIdentity, AzureLogin, BackendSettings};
+use crate::state_place::StatePlace;
 use crate::transfer::{Condition, Content, Upload};
 
 use self::holder::{Holder, Signer};
@@ -273,14 +274,6 @@ impl ObjectService for Azure {
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         none_without_container(self.container(key.area).read(&key.path).await)
-    }
-
-    async fn open_state(
-        &self,
-        organization: &str,
-        workspace: &str,
-    ) -> Result<Option<Content>, StoreError> {
-        self.state(organization, workspace).open().await
     }
 
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {

@@ -27,9 +27,10 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::object_name::key_of;
 use crate::request::{Health, RequestTiming, check_tls};
-use crate::service::{ObjectService, ServedService, StatePlace};
+use crate::service::{ObjectService, ServedService};
 use crate::settings::GcsSettings;
 use crate::state_backend::{BackendSettings, GcsLogin};
+use crate::state_place::StatePlace;
 use crate::transfer::{Condition, Content, Upload};
 
 const SERVICE: &str = "Google Cloud Storage";
@@ -188,14 +189,6 @@ impl ObjectService for Gcs {
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         self.remote.read(&key.in_bucket()).await
-    }
-
-    async fn open_state(
-        &self,
-        organization: &str,
-        workspace: &str,
-    ) -> Result<Option<Content>, StoreError> {
-        self.state(organization, workspace).open().await
     }
 
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {

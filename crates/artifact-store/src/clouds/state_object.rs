@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::clouds::remote::Remote;
 use crate::error::StoreError;
-use crate::service::StatePlace;
+use crate::state_place::StatePlace;
 use crate::transfer::{Condition, Content, Upload};
 
 /// The state, and its lock.

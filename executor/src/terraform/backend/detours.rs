@@ -219,6 +219,7 @@ mod tests {
     use job_contract::JobData;
 
     use super::*;
+    use crate::terraform::backend::tests::s3_settings;
 
     const S3_BLOCK: &str = "terraform {\n  backend \"s3\" {}\n}\n";
     const OURS: &str = "aws_backend_override.tf";
@@ -282,17 +283,7 @@ mod tests {
             login: artifact_store::GcsLogin::Identity { document: None },
             handover: artifact_store::Handover::Outside,
         };
-        let s3 = |endpoint: Option<&str>| BackendSettings::S3 {
-            bucket: "b".into(),
-            region: "r".into(),
-            key: "k".into(),
-            login: artifact_store::S3Login::Ambient,
-            role: None,
-            handover: artifact_store::Handover::Outside,
-            use_lockfile: false,
-            endpoint: endpoint.map(str::to_owned),
-            path_style: true,
-        };
+        let s3 = |endpoint| s3_settings(artifact_store::Handover::Outside, endpoint);
         let refused = |settings: &BackendSettings, name: &str| {
             refuse_variables(settings, &env(name, "http://x")).is_err()
         };

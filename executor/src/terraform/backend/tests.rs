@@ -64,7 +64,7 @@ fn block(backend: &str, lines: &[&str]) -> String {
     format!("terraform {{\n  backend \"{backend}\" {{\n    {lines}\n  }}\n}}\n")
 }
 
-fn s3_settings(handover: Handover, endpoint: Option<&str>) -> BackendSettings {
+pub(super) fn s3_settings(handover: Handover, endpoint: Option<&str>) -> BackendSettings {
     BackendSettings::S3 {
         bucket: "b".into(),
         region: "eu-central-1".into(),

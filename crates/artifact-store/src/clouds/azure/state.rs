@@ -16,7 +16,7 @@ use super::{Azure, Call, SERVICE, client, container, none_without_container};
 use crate::clouds::conditional::Compared;
 use crate::clouds::remote::{Remote, client_error};
 use crate::error::StoreError;
-use crate::service::StatePlace;
+use crate::state_place::StatePlace;
 use crate::transfer::{Condition, Content, Upload};
 
 /// The header of a lease's id.
