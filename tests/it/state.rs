@@ -31,7 +31,7 @@ use crate::machine;
 
 /// A bucket in which the tool locks its state, behind an endpoint.
 pub(crate) struct Bucket {
-    server: S3,
+    _server: S3,
     pub(crate) endpoint: HttpProxy,
     store: Store,
 }
@@ -62,7 +62,7 @@ impl Bucket {
         Self {
             endpoint: HttpProxy::to(server.address(), &host).unwrap(),
             store: store.unwrap(),
-            server,
+            _server: server,
         }
     }
 
@@ -126,13 +126,6 @@ impl Bucket {
 
     pub(crate) fn lock(&self) -> Option<Value> {
         self.read(&lock_key())
-    }
-
-    /// Releases a lock as a person does, if there is one.
-    fn force_unlock(&self) {
-        if self.lock().is_some() {
-            self.server.remove(&lock_key().in_bucket()).unwrap();
-        }
     }
 
     pub(crate) fn resources(&self) -> Vec<String> {
